@@ -1,0 +1,149 @@
+import copy
+
+import pytest
+from conftest import make_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
+from scripted import SCHEMA
+
+from trace_pl.errors import ConfigError, CreditError
+from trace_pl.rollout.template import ChatTemplate
+
+TOKENIZER = make_tokenizer()
+TEMPLATE = ChatTemplate(TOKENIZER, [SCHEMA])
+MARKUP = ["<|im_start|>", "<|im_end|>", "<think>", "</think>", "<tool_call>", "</tool_response>"]
+
+
+def changed(old: str, new: str):
+    """The tiny tokenizer with an edited chat template."""
+    tokenizer = copy.deepcopy(TOKENIZER)
+    assert old in tokenizer.chat_template
+    tokenizer.chat_template = tokenizer.chat_template.replace(old, new)
+    return tokenizer
+
+
+def test_pieces_are_those_of_the_template():
+    decode = TEMPLATE.decode
+    assert decode(TEMPLATE.generation_header) == "<|im_start|>assistant\n"
+    assert decode([TEMPLATE.end_of_turn]) == "<|im_end|>"
+    assert decode(TEMPLATE.observation_open) == "\n<|im_start|>user\n<tool_response>\n"
+    assert decode(TEMPLATE.observation_close) == "\n</tool_response><|im_end|>\n"
+    assert not TEMPLATE.thinking_open
+
+
+def test_prompt_equals_the_templates_own_render():
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who built the tower?"},
+    ]
+    own = TOKENIZER.apply_chat_template(messages, tools=[SCHEMA], tokenize=False)
+    assert TEMPLATE.decode(TEMPLATE.prompt_ids("Be brief.", "Who built the tower?")) == own
+
+
+def test_without_instructions_there_is_no_system_text():
+    text = TEMPLATE.decode(TEMPLATE.prompt_ids("", "Who?"))
+    assert text.startswith("<|im_start|>system\n# Tools\n<tools>")
+    assert text.endswith("<|im_start|>user\nWho?<|im_end|>\n")
+
+
+def test_pieces_add_up_to_a_dialogue_of_three_turns():
+    messages = [{"role": "user", "content": "Who?"}]
+    ids = TEMPLATE.prompt_ids("", "Who?")
+    for call, result in (("one", "page one"), ("two", "page two"), ("three", "page three")):
+        messages += [{"role": "assistant", "content": call}, {"role": "tool", "content": result}]
+        ids += [*TEMPLATE.generation_header, *TEMPLATE.encode_markup(call), TEMPLATE.end_of_turn]
+        ids += [*TEMPLATE.observation_open, *TEMPLATE.observation_ids(result)]
+        ids += TEMPLATE.observation_close
+    ids += TEMPLATE.generation_header
+    own = TOKENIZER.apply_chat_template(
+        messages, tools=[SCHEMA], tokenize=False, add_generation_prompt=True
+    )
+    assert TEMPLATE.decode(ids) == own
+    assert ids.count(TEMPLATE.end_of_turn) == 8  # system, user, and two for each turn
+
+
+@given(st.lists(st.sampled_from([*MARKUP, "<", "|>", " ", "Arden", "\n", "\u00e9", "<<"])))
+def test_foreign_text_keeps_every_character_and_makes_no_markup(parts):
+    text = "".join(parts)
+    ids = TEMPLATE.observation_ids(text)
+    assert TEMPLATE.decode(ids) == text
+    assert set(ids).isdisjoint(TOKENIZER.added_tokens_decoder)
+
+
+def test_markup_in_a_question_stays_text():
+    safe = TEMPLATE.prompt_ids("", "Who?")
+    odd = TEMPLATE.prompt_ids("", "Who<|im_end|>?")
+    assert odd.count(TEMPLATE.end_of_turn) == safe.count(TEMPLATE.end_of_turn) == 2
+
+
+def test_answers_are_scored_without_their_opening():
+    branch = TEMPLATE.render("The answer is", " Mira Holt")
+    assert TEMPLATE.decode(branch.opening_ids) == (
+        "<|im_start|>assistant\n<think>\n\n</think>\n\nThe answer is"
+    )
+    assert TEMPLATE.decode(branch.answer_ids) == " Mira Holt"
+
+
+def test_answer_tokens_are_those_the_policy_would_write_after_the_opening():
+    joint = TEMPLATE.encode_markup("Result 1 is Arden")
+    branch = TEMPLATE.render("Result 1 is", " Arden")
+    assert joint[-len(branch.answer_ids) :] == list(branch.answer_ids)
+
+
+def test_a_token_across_the_border_is_not_shared():
+    # "tower" is one token here, so "to" and "wer" must be encoded apart.
+    assert len(TEMPLATE.encode_markup(" tower")) == 1
+    branch = TEMPLATE.render(" to", "wer")
+    assert TEMPLATE.decode(branch.answer_ids) == "wer"
+    assert TEMPLATE.decode(branch.opening_ids).endswith(" to")
+
+
+def test_an_empty_answer_is_refused():
+    with pytest.raises(CreditError, match="at least one answer token"):
+        TEMPLATE.render("<answer>", "")
+
+
+def test_a_header_that_opens_thinking_is_closed_for_the_probe():
+    tokenizer = changed(
+        "{{- '<|im_start|>assistant\\n' }}{%- endif %}",
+        "{{- '<|im_start|>assistant\\n<think>\\n' }}{%- endif %}",
+    )
+    template = ChatTemplate(tokenizer, [SCHEMA])
+    assert template.thinking_open
+    assert template.decode(template.generation_header) == "<|im_start|>assistant\n<think>\n"
+    branch = template.render("<answer>", "Mira")
+    assert template.decode(branch.opening_ids).endswith(
+        "assistant\n<think>\n\n</think>\n\n<answer>"
+    )
+
+
+def test_a_template_that_knows_no_thinking_gets_none():
+    template = ChatTemplate(changed("</think>", "</x>"), [SCHEMA])
+    opening_ids = template.render("", "Mira").opening_ids
+    assert template.decode(opening_ids) == "<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("message.role == 'tool'", "message.role == 'other'", "exactly once"),
+        ("tool | tojson", "'a tool'", r"leaves out \['search'\]"),
+        ("content + '<|im_end|>\\n' }}\n{%- elif message.role == 'tool'",
+         "content + '.<|im_end|>\\n' }}\n{%- elif message.role == 'tool'", "end-of-turn token"),
+        ("{%- elif message.role == 'tool' %}",
+         "{%- elif message.role == 'tool' %}{{ raise_exception('no tools here') }}",
+         "no tools here"),
+        ("'\\n<tool_response>\\n' + message.content",
+         "'\\n<tool_response>\\n' + loop.index0|string + message.content", "pieces that add up"),
+    ],
+)  # fmt: skip
+def test_a_template_that_can_not_carry_tool_turns_is_refused(old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        ChatTemplate(changed(old, new), [SCHEMA])
+
+
+def test_a_tokenizer_without_a_template_is_refused():
+    tokenizer = copy.deepcopy(TOKENIZER)
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="Expected a chat template"):
+        ChatTemplate(tokenizer, [SCHEMA])

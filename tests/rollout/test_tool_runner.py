@@ -1,0 +1,85 @@
+import threading
+import time
+
+from trace_pl.rollout.tool_runner import ToolRunner
+from trace_pl.types import ToolResult
+
+
+def outcomes(runner, count, within_s=5.0):
+    """Poll until ``count`` outcomes are in."""
+    found = []
+    deadline = time.monotonic() + within_s
+    while len(found) < count and time.monotonic() < deadline:
+        found += runner.poll(0.01)
+    return {outcome.key: outcome for outcome in found}
+
+
+def test_calls_run_at_the_same_time():
+    barrier = threading.Barrier(4)
+    runner = ToolRunner(num_threads=4, timeout_s=5.0, num_retries=0)
+    for i in range(4):
+        runner.submit(f"k{i}", lambda: ToolResult(str(barrier.wait(5.0) >= 0)))
+    found = outcomes(runner, 4)
+    runner.close()
+    assert {key: outcome.result.text for key, outcome in found.items()} == {
+        f"k{i}": "True" for i in range(4)
+    }
+
+
+def test_a_failure_is_retried_and_then_reported():
+    calls = []
+
+    def fail():
+        calls.append(1)
+        raise ConnectionError("service is down")
+
+    runner = ToolRunner(num_threads=1, timeout_s=5.0, num_retries=2)
+    runner.submit("k", fail)
+    outcome = outcomes(runner, 1)["k"]
+    runner.close()
+    assert len(calls) == 3
+    assert outcome.result is None
+    assert outcome.failure == "ConnectionError: service is down"
+
+
+def test_a_call_that_hangs_is_abandoned_and_its_late_result_dropped():
+    release = threading.Event()
+    calls = []
+
+    def hang_once():
+        calls.append(1)
+        if len(calls) == 1:
+            release.wait(5.0)
+            return ToolResult("late")
+        return ToolResult("in time")
+
+    runner = ToolRunner(num_threads=1, timeout_s=0.05, num_retries=1)
+    runner.submit("k", hang_once)
+    assert outcomes(runner, 1)["k"].result.text == "in time"
+    release.set()
+    assert outcomes(runner, 1, within_s=0.2) == {}
+    assert runner.num_pending == 0
+    runner.close()
+
+
+def test_hung_calls_do_not_use_up_the_threads():
+    release = threading.Event()
+    runner = ToolRunner(num_threads=2, timeout_s=0.05, num_retries=0)
+    for i in range(6):
+        runner.submit(f"hung{i}", lambda: ToolResult(str(release.wait(5.0))))
+    failures = outcomes(runner, 6)
+    runner.submit("quick", lambda: ToolResult("done"))
+    quick = outcomes(runner, 1)["quick"]
+    release.set()
+    runner.close()
+    assert {o.failure for o in failures.values()} == {"no result within 0.05 s"}
+    assert quick.result.text == "done"
+
+
+def test_waiting_for_a_thread_does_not_count_as_running():
+    runner = ToolRunner(num_threads=1, timeout_s=0.25, num_retries=0)
+    for i in range(4):
+        runner.submit(f"k{i}", lambda: (time.sleep(0.1), ToolResult("done"))[1])
+    found = outcomes(runner, 4)
+    runner.close()
+    assert [found[f"k{i}"].failure for i in range(4)] == [None] * 4

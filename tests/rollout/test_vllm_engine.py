@@ -1,0 +1,231 @@
+"""The real engine on CPU; one engine serves the whole file."""
+
+import random
+import sys
+
+import numpy as np
+import pytest
+import torch
+from scripted import SCHEMA, FunctionTools
+from transformers import AutoModelForCausalLM
+
+from trace_pl.errors import ConfigError, RolloutError, WeightSyncError
+from trace_pl.policy import sampled_logprobs
+from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
+from trace_pl.rollout.engine import GenerationRequest
+from trace_pl.rollout.parity import check_parity
+from trace_pl.rollout.template import ChatTemplate
+from trace_pl.rollout.vllm_engine import VLLMEngine, stream_seed
+from trace_pl.search.formats import HermesFormat
+from trace_pl.types import Question, StopReason, ToolResult
+
+pytestmark = pytest.mark.xdist_group("vllm")
+
+END = 2  # <|im_end|>
+PROMPT = list(range(3, 303))  # longer than two blocks of the prefix cache
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_model_dir):
+    """An engine of 64 sequences with the folder's own weights."""
+    engine = VLLMEngine(
+        str(tiny_model_dir), 512, max_num_seqs=64, kv_cache_gib=0.125, seed=3, num_threads=1
+    )
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def policy(tiny_model_dir, engine):
+    """A trainer's copy of the weights; afterwards the engine gets the original ones back."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    original = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    yield model
+    engine.push_weights(original.items(), version=0)
+
+
+def generate(engine, streams, max_tokens=20, prompt=PROMPT):
+    """Sample one completion per stream, together."""
+    for stream in streams:
+        engine.submit(GenerationRequest(f"id-{stream}", prompt, max_tokens, END, stream))
+    found = {}
+    while engine.has_unfinished():
+        for completion in engine.step():
+            found[completion.request_id.removeprefix("id-")] = completion
+    return found
+
+
+def trainer_logprobs(policy, completion, prompt=PROMPT):
+    """The trainer's log-probs of a completion."""
+    ids = torch.tensor([[*prompt, *completion.token_ids]])
+    mask = torch.zeros_like(ids, dtype=torch.bool)
+    mask[:, len(prompt) :] = True
+    with torch.no_grad():
+        return sampled_logprobs(policy, ids, mask)[0, len(prompt) :]
+
+
+def perturb(policy, names=("",)):
+    """Change every parameter whose name holds one of ``names``."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in policy.named_parameters():
+            if any(part in name for part in names):
+                tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
+
+
+# --- sampling --------------------------------------------------------------------------------
+
+
+def test_sampling_log_probs_are_those_of_the_trainer(engine, policy):
+    for completion in generate(engine, ["a", "b", "c"]).values():
+        torch.testing.assert_close(
+            torch.tensor(completion.logprobs),
+            trainer_logprobs(policy, completion),
+            rtol=0,
+            atol=1e-4,
+        )
+
+
+def test_a_response_ends_with_the_sampled_end_token_or_at_its_limit(engine):
+    found = generate(engine, [f"s{i}" for i in range(64)], max_tokens=50).values()
+    stopped = [c for c in found if c.finish_reason == "stop"]
+    cut = [c for c in found if c.finish_reason == "length"]
+    assert stopped
+    assert cut
+    assert all(c.token_ids[-1] == END and END not in c.token_ids[:-1] for c in stopped)
+    assert all(len(c.token_ids) == 50 and END not in c.token_ids for c in cut)
+    assert all(len(c.logprobs) == len(c.token_ids) for c in found)
+
+
+def test_a_stream_gives_the_same_tokens_whatever_runs_beside_it(engine):
+    alone = generate(engine, ["a"])["a"]
+    crowd = generate(engine, [f"s{i}" for i in range(30)] + ["a"])
+    assert crowd["a"].token_ids == alone.token_ids
+    assert len({c.token_ids for c in crowd.values()}) == 31
+
+
+def test_streams_of_another_seed_differ():
+    assert stream_seed(0, "7/q1/0/0/1") == 8592923763827466225
+    assert stream_seed(1, "7/q1/0/0/1") != stream_seed(0, "7/q1/0/0/1")
+
+
+def test_nothing_is_compiled(engine):
+    torch._dynamo.utils.counters.clear()
+    generate(engine, ["a", "b"])
+    assert not torch._dynamo.utils.counters["frames"]
+
+
+def test_the_trainers_random_states_and_threads_are_left_alone(engine):
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    expected = torch.rand(3), random.random(), np.random.rand()
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)
+    generate(engine, ["a", "b"])
+    engine.prompt_logprobs(PROMPT)
+    assert torch.equal(torch.rand(3), expected[0])
+    assert (random.random(), np.random.rand()) == expected[1:]
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        generate(engine, ["a"])
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
+
+
+# --- weights ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["embed_tokens", "self_attn", "mlp", "norm", ""])
+def test_a_push_reaches_every_kind_of_parameter(engine, policy, part):
+    perturb(policy, [part])
+    with pytest.raises(WeightSyncError, match="after pushing policy version 0, got a difference"):
+        check_parity(engine, policy, PROMPT, tolerance=1e-4)
+    engine.push_weights(policy.named_parameters(), version=4)
+    assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
+    assert engine.version == 4
+
+
+def test_prefixes_cached_before_a_push_are_not_used_after_it(engine, policy):
+    generate(engine, ["a"])
+    perturb(policy)
+    engine.push_weights(policy.named_parameters(), version=1)
+    completion = generate(engine, ["a"])["a"]
+    torch.testing.assert_close(
+        torch.tensor(completion.logprobs), trainer_logprobs(policy, completion), rtol=0, atol=1e-4
+    )
+
+
+def test_pushed_weights_are_a_copy(engine, policy):
+    engine.push_weights(policy.named_parameters(), version=1)
+    before = engine.prompt_logprobs(PROMPT)
+    perturb(policy)
+    assert torch.equal(engine.prompt_logprobs(PROMPT), before)
+
+
+def test_a_push_between_two_tokens_is_refused(engine, policy):
+    engine.submit(GenerationRequest("id", PROMPT, 5, END, "a"))
+    engine.step()
+    with pytest.raises(RolloutError, match="unfinished requests"):
+        engine.push_weights(policy.named_parameters(), version=1)
+    while engine.has_unfinished():
+        engine.step()
+
+
+def test_weights_that_are_not_numbers_fail_the_parity_check(engine, policy):
+    with torch.no_grad():
+        policy.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(WeightSyncError, match="difference of nan"):
+        check_parity(engine, policy, PROMPT, tolerance=1e9)
+
+
+# --- the agent loop on top -------------------------------------------------------------------
+
+
+def test_the_agent_loop_gives_the_same_rollouts_again(engine, policy, tokenizer):
+    template = ChatTemplate(tokenizer, [SCHEMA])
+    tools = FunctionTools(lambda *_: ToolResult("a page"))
+    limits = AgentLimits(4, 40, 512)
+    loop = AgentLoop(engine, template, tools, HermesFormat(), ExactMatchReward(), limits)
+    questions = [Question(f"q{i}", "Who built the tower?", ("Mira Holt",)) for i in range(3)]
+    first = [r for group in loop.collect(questions, 8) for r in group.rollouts]
+    second = [r for group in loop.collect(questions, 8) for r in group.rollouts]
+    assert len(first) == 24
+    for a, b in zip(first, second, strict=True):
+        assert a.id == b.id
+        assert torch.equal(a.token_ids, b.token_ids)
+    assert len({tuple(r.token_ids.tolist()) for r in first}) == 24
+    assert {r.stop_reason for r in first} <= {StopReason.LENGTH, StopReason.ANSWERED}
+    for rollout in first:
+        mask = rollout.loss_mask[None]
+        with torch.no_grad():
+            expected = sampled_logprobs(policy, rollout.token_ids[None], mask)[0]
+        torch.testing.assert_close(rollout.logprobs, expected, rtol=0, atol=1e-4)
+
+
+# --- refused at the start --------------------------------------------------------------------
+
+
+def test_a_path_that_does_not_exist_is_refused_at_once(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        VLLMEngine(str(tmp_path / "nowhere"))
+
+
+def test_a_cache_larger_than_memory_is_refused(tiny_model_dir):
+    with pytest.raises(ConfigError, match=r"kv_cache_gib` within .* got 1e.06"):
+        VLLMEngine(str(tiny_model_dir), kv_cache_gib=1e6)
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_sampling_settings_without_a_distribution_are_refused(tiny_model_dir, settings):
+    with pytest.raises(ConfigError, match=f"Expected .*{next(iter(settings))}"):
+        VLLMEngine(str(tiny_model_dir), **settings)
+
+
+def test_a_missing_vllm_says_how_to_install_it(tiny_model_dir, monkeypatch):
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ConfigError, match=r"pip install 'trace_pl\[vllm"):
+        VLLMEngine(str(tiny_model_dir))

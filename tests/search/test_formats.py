@@ -1,0 +1,135 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trace_pl.search.formats import HermesFormat, ParsedTurn
+from trace_pl.types import ToolCall
+
+CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Arden"}}\n</tool_call>'
+ARDEN = ToolCall("search", {"query": "Arden"})
+LUND = CALL.replace("Arden", "Lund")
+
+
+def parse(text, thinking_open=False):
+    return HermesFormat().parse(text, thinking_open)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        CALL,
+        f"<think>\nHm.\n</think>\n\n{CALL}",
+        f"I search.\n{CALL}\n",
+        '<tool_call>{"arguments":{"query":"Arden"},"name":"search"}</tool_call>',
+        f"<think>{LUND}</think>{CALL}",
+        f"<think>a</think> b <think>{LUND}</think>{CALL}",
+        f"<think><answer>x</answer></think>{CALL}<answer>Lund</answer>",
+    ],
+)
+def test_the_call_after_the_thinking_block_is_read(text):
+    assert parse(text) == ParsedTurn(calls=(ARDEN,))
+
+
+def test_a_header_that_opened_the_block_needs_only_its_closing():
+    assert parse(f"Hm. {LUND}\n</think>\n{CALL}", thinking_open=True).calls == (ARDEN,)
+
+
+@pytest.mark.parametrize(
+    ("text", "thinking_open"),
+    [
+        (f"<think>Hm. {CALL}", False),
+        (f"Hm. {CALL}", True),
+        ("<answer>Lund</answer>", True),
+        ("", True),
+        (f"<think>a</think> b <think>{CALL}", False),
+    ],
+)
+def test_an_unclosed_thinking_block_is_an_error_and_nothing_in_it_is_run(text, thinking_open):
+    assert parse(text, thinking_open) == ParsedTurn(error="Error: unclosed thinking block.")
+
+
+def test_several_calls_are_all_read_and_the_note_says_that_the_first_was_run():
+    turn = parse(f"{CALL}\n{LUND}")
+    assert turn.calls == (ARDEN, ToolCall("search", {"query": "Lund"}))
+    assert turn.note == "Only the first of 2 calls was run.\n"
+    assert parse(CALL).note == parse("hello").note == ""
+
+
+def test_a_closing_tag_inside_a_json_string_does_not_end_the_call():
+    query = "what is </tool_call> or <tool_call>?"
+    text = f'<tool_call>{{"name": "search", "arguments": {{"query": "{query}"}}}}</tool_call>'
+    assert parse(text).calls == (ToolCall("search", {"query": query}),)
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ('{"name": "search", "arguments": {"query": "Ar', "is not valid JSON"),
+        ("{'name': 'search'}</tool_call>", "is not valid JSON"),
+        ('{"name": "search", "arguments": {"query": NaN}}</tool_call>', "is not valid JSON"),
+        ('{"name": "search", "arguments": ' + "[" * 100_000, "is not valid JSON"),
+        ('{"name": "open", "arguments": {"id": ' + "1" * 5000 + "}}</tool_call>", "not valid JSON"),
+        ("</tool_call>", "is not valid JSON"),
+        ("", "is not closed"),
+        (CALL.removeprefix("<tool_call>").removesuffix("</tool_call>"), "is not closed"),
+        ('{"name": "a", "arguments": {}} {"b": 1}</tool_call>', "more than one JSON object"),
+        ('["search"]</tool_call>', "is not a JSON object"),
+        ('{"arguments": {}}</tool_call>', 'needs a text as "name"'),
+        ('{"name": 3, "arguments": {}}</tool_call>', 'needs a text as "name"'),
+        ('{"name": "", "arguments": {}}</tool_call>', 'needs a text as "name"'),
+        ('{"name": "search"}</tool_call>', 'needs an object as "arguments"'),
+        ('{"name": "search", "arguments": "{}"}</tool_call>', 'needs an object as "arguments"'),
+        ('{"name": "search", "arguments": null}</tool_call>', 'needs an object as "arguments"'),
+    ],
+)
+def test_a_malformed_call_is_an_error_that_names_the_problem_and_guesses_nothing(body, problem):
+    turn = parse(f"<tool_call>{body}")
+    assert (turn.calls, turn.answer) == ((), None)
+    assert problem in turn.error
+    assert "<" not in turn.error
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{CALL}<tool_call>{{",
+        f"{CALL}\n</tool_call>",
+        '{"name": "search"}</tool_call><answer>x</answer>',
+    ],
+)
+def test_one_malformed_call_spoils_the_turn(text):
+    turn = parse(text)
+    assert (turn.calls, turn.answer) == ((), None)
+    assert turn.error.startswith("Error: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<answer>Lund</answer>", "Lund"),
+        ("<answer>\n Lund \n</answer>", "Lund"),
+        ("<answer>Arden</answer> no, <answer>Lund</answer>", "Lund"),
+        ("<answer>Lund</answer> or <answer>Ard", "Lund"),
+        ("<answer>Arden <answer>Lund</answer>", "Lund"),
+        ("<think><answer>Arden</answer></think><answer>Lund</answer>", "Lund"),
+        ("<think><answer>Arden</answer></think>It is Lund.", None),
+        ("<answer>Lund", None),
+        ("<answer></answer>", ""),
+        ("It is Lund.", None),
+        ("", None),
+    ],
+)
+def test_the_last_complete_answer_after_the_thinking_block_is_the_answer(text, answer):
+    assert parse(text) == ParsedTurn(answer=answer)
+
+
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<answer>", "</answer>", CALL, "{", '"',
+     "}", '{"name": "a", "arguments": {}}', "[" * 3000, "\ud800", "\\u", " ", "\n"]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES | st.text(st.characters(), max_size=5)).map("".join), st.booleans())
+def test_no_text_makes_the_parser_raise_and_at_most_one_outcome_is_set(text, thinking_open):
+    turn = parse(text, thinking_open)
+    assert sum([bool(turn.calls), turn.answer is not None, turn.error is not None]) <= 1

@@ -1,0 +1,96 @@
+import pytest
+import torch
+from builders import group
+from lightning.pytorch.utilities.data import sized_len
+from torch.utils.data import DataLoader
+
+from trace_pl.batch import BatchPlan, Minibatch, RolloutBuffer
+from trace_pl.errors import CreditError, RolloutError
+from trace_pl.types import RolloutGroup, TokenAdvantages
+
+
+def credited(plan: BatchPlan, epoch: int = 0, num_groups: int = 3) -> RolloutBuffer:
+    buffer = RolloutBuffer([group([0, 1, 0, 1], n) for n in range(num_groups)], plan, epoch)
+    buffer.assign(
+        [
+            TokenAdvantages(r.id, r.loss_mask * float(i + 1), 0.0, torch.zeros(r.num_turns))
+            for i, r in enumerate(buffer.rollouts)
+        ]
+    )
+    return buffer
+
+
+def test_every_row_is_read_once_in_each_pass():
+    plan = BatchPlan(num_steps=2, num_passes=3, micro_batches=2)
+    buffer = credited(plan)
+    batches = list(buffer)
+    assert len(batches) == len(buffer) == 12
+    for start in range(0, 12, 4):
+        ids = [id_ for batch in batches[start : start + 4] for id_ in batch.rollout_ids]
+        assert sorted(ids) == sorted(r.id for r in buffer.rollouts)
+
+
+def test_micro_batches_of_a_step_share_the_token_count_of_the_step():
+    batches = list(credited(BatchPlan(num_steps=2, micro_batches=3)))
+    for step in (batches[:3], batches[3:]):
+        tokens = float(sum(int(batch.mask_BT.sum()) for batch in step))
+        assert {batch.num_loss_tokens for batch in step} == {tokens}
+
+
+def test_more_micro_batches_than_rows_adds_rows_of_zero_weight():
+    batches = list(credited(BatchPlan(num_steps=1, micro_batches=9), num_groups=1))
+    assert len(batches) == 9
+    assert sum(bool(batch.mask_BT.any()) for batch in batches) == 4
+
+
+def test_reading_before_credit_is_an_error():
+    buffer = RolloutBuffer([group([0, 1])], BatchPlan())
+    with pytest.raises(CreditError, match="none assigned"):
+        next(iter(buffer))
+
+
+def test_credit_of_another_shape_is_refused_and_names_the_rollout():
+    buffer = RolloutBuffer([group([0, 1])], BatchPlan())
+    short = [TokenAdvantages(r.id, torch.zeros(3), 0.0, torch.zeros(0)) for r in buffer.rollouts]
+    with pytest.raises(CreditError, match="q0/0"):
+        buffer.assign(short)
+
+
+def test_an_epoch_without_rollouts_is_an_error():
+    with pytest.raises(RolloutError, match="infrastructure"):
+        RolloutBuffer([RolloutGroup(group([0]).question, ())], BatchPlan())
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+    def order(seed, epoch):
+        plan = BatchPlan(num_steps=4, seed=seed)
+        return [batch.rollout_ids for batch in credited(plan, epoch)]
+
+    assert order(0, 1) == order(0, 1)
+    assert order(0, 1) != order(0, 2)
+    assert order(0, 1) != order(1, 1)
+
+
+def test_rows_are_padded_on_the_right_and_padding_is_masked():
+    buffer = credited(BatchPlan())
+    (batch,) = buffer
+    by_id = {r.id: r for r in buffer.rollouts}
+    for row, rollout_id in enumerate(batch.rollout_ids):
+        length = len(by_id[rollout_id].token_ids)
+        assert torch.equal(batch.token_ids_BT[row, :length], by_id[rollout_id].token_ids)
+        assert not batch.mask_BT[row, length:].any()
+        assert not batch.advantages_BT[row, length:].any()
+
+
+def test_the_loader_is_sized_so_that_lightning_prefetches_nothing():
+    loader = DataLoader(credited(BatchPlan(num_steps=3)), batch_size=None)
+    assert sized_len(loader) == 3
+
+
+def test_moving_a_minibatch_keeps_every_dtype():
+    (batch,) = credited(BatchPlan())
+    moved = batch.to("cpu")
+    assert isinstance(moved, Minibatch)
+    assert moved.advantages_BT.dtype == torch.float32
+    assert moved.token_ids_BT.dtype == torch.int64
+    assert moved.old_logprobs_BT is None

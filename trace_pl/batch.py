@@ -1,0 +1,193 @@
+"""From rollouts to micro-batches: a sized buffer that is read lazily, after credit was assigned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import IterableDataset
+
+from trace_pl.errors import CreditError, RolloutError
+from trace_pl.types import Rollout, RolloutGroup, TokenAdvantages
+
+
+class Minibatch:
+    """Rows of one forward pass, right-padded.
+
+    A plain class with its own ``to``: Lightning casts the floats of dataclass batches to the
+    training precision, and advantages must stay float32.
+    """
+
+    def __init__(
+        self,
+        rollout_ids: Sequence[str],
+        token_ids_BT: Tensor,
+        mask_BT: Tensor,
+        advantages_BT: Tensor,
+        old_logprobs_BT: Tensor | None,
+        sampler_logprobs_BT: Tensor,
+        num_loss_tokens: float,
+    ) -> None:
+        """Hold the tensors; ``old_logprobs_BT`` None means "the current policy, detached"."""
+        self.rollout_ids = tuple(rollout_ids)
+        self.token_ids_BT = token_ids_BT
+        self.mask_BT = mask_BT
+        self.advantages_BT = advantages_BT
+        self.old_logprobs_BT = old_logprobs_BT
+        self.sampler_logprobs_BT = sampler_logprobs_BT
+        self.num_loss_tokens = num_loss_tokens
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Minibatch:
+        """Return a copy on ``device``, every dtype kept."""
+
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        old = self.old_logprobs_BT
+        return Minibatch(
+            self.rollout_ids,
+            move(self.token_ids_BT),
+            move(self.mask_BT),
+            move(self.advantages_BT),
+            None if old is None else move(old),
+            move(self.sampler_logprobs_BT),
+            self.num_loss_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How one epoch's rollouts become optimizer steps.
+
+    Args:
+        num_steps: Optimizer steps per pass over the rollouts.
+        num_passes: Passes over the same rollouts.
+        micro_batches: Forward passes per optimizer step; equals the trainer's
+            ``accumulate_grad_batches``.
+        seed: Shuffles rows, with the epoch's number.
+    """
+
+    num_steps: int = 1
+    num_passes: int = 1
+    micro_batches: int = 1
+    seed: int = 0
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether every row is trained on by the very policy that sampled it."""
+        return self.num_steps * self.num_passes == 1
+
+
+class RolloutBuffer(IterableDataset[Minibatch]):
+    """One epoch of experience, sized before credit exists and read only after it was assigned."""
+
+    def __init__(self, groups: Sequence[RolloutGroup], plan: BatchPlan, epoch: int = 0) -> None:
+        """Hold finished groups.
+
+        Raises:
+            RolloutError: if no group holds a rollout.
+        """
+        self.groups = tuple(groups)
+        self.plan = plan
+        self.epoch = epoch
+        self.rollouts: tuple[Rollout, ...] = tuple(r for g in groups for r in g.rollouts)
+        self._advantages: dict[str, Tensor] | None = None
+        self.old_logprobs: dict[str, Tensor] | None = None
+        if not self.rollouts:
+            raise RolloutError(
+                "Expected at least one finished rollout in the epoch, got none: every rollout was "
+                "lost to infrastructure failures. See the engine's and the tools' errors above."
+            )
+
+    def assign(self, advantages: Sequence[TokenAdvantages]) -> None:
+        """Take the advantages of every rollout; the credit pipeline is the only caller.
+
+        Raises:
+            CreditError: if a rollout is missing, named twice, or has the wrong length.
+        """
+        by_id = {item.rollout_id: item.advantages for item in advantages}
+        expected = {r.id: len(r.token_ids) for r in self.rollouts}
+        got = {id_: len(values) for id_, values in by_id.items()}
+        if len(by_id) != len(advantages) or expected != got:
+            wrong = sorted(k for k in expected.keys() | got.keys() if expected.get(k) != got.get(k))
+            raise CreditError(
+                f"Expected one advantage per token of each of {len(expected)} rollouts, got a "
+                f"mismatch in {wrong[:3]}. Does the anchor return one result for every rollout?"
+            )
+        self._advantages = by_id
+
+    def forward_batches(self, tokens_per_batch: int = 16_384) -> Iterator[Minibatch]:
+        """Yield every rollout once, by length, for forwards that need no credit."""
+        ordered = sorted(self.rollouts, key=lambda r: len(r.token_ids))
+        total = sum(len(r.token_ids) for r in ordered)
+        for part in balanced_parts(ordered, -(-total // tokens_per_batch)):
+            if part:
+                yield self._collate(part, 1.0)
+
+    def __len__(self) -> int:
+        """Return the number of micro-batches, fixed at construction."""
+        return self.plan.num_steps * self.plan.num_passes * self.plan.micro_batches
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        """Yield the micro-batches of all passes, rows reshuffled for each pass.
+
+        Raises:
+            CreditError: if credit was not assigned yet.
+        """
+        if self._advantages is None:
+            raise CreditError("Expected advantages before the first minibatch, got none assigned.")
+        for number in range(self.plan.num_passes):
+            seed = hash((self.plan.seed, self.epoch, number))
+            order = torch.randperm(
+                len(self.rollouts), generator=torch.Generator().manual_seed(seed)
+            )
+            for rows in order.tensor_split(self.plan.num_steps):
+                yield from self._step([self.rollouts[i] for i in rows.tolist()])
+
+    def _step(self, rollouts: list[Rollout]) -> Iterator[Minibatch]:
+        num_tokens = max(1.0, float(sum(int(r.loss_mask.sum()) for r in rollouts)))
+        # Similar lengths share a micro-batch: less padding, same gradient.
+        rollouts = sorted(rollouts, key=lambda r: len(r.token_ids))
+        for part in balanced_parts(rollouts, self.plan.micro_batches):
+            yield self._collate(part, num_tokens)
+
+    def _collate(self, part: Sequence[Rollout], num_tokens: float) -> Minibatch:
+        empty = not part
+        # A step with fewer rows than micro-batches is filled up with rows of zero weight.
+        rows = part or [self.rollouts[0]]
+        mask = _pad([r.loss_mask & (not empty) for r in rows])
+        old = None
+        if self.old_logprobs is not None:
+            old = _pad([self.old_logprobs[r.id] for r in rows])
+        return Minibatch(
+            rollout_ids=[r.id for r in rows],
+            token_ids_BT=_pad([r.token_ids for r in rows]),
+            mask_BT=mask,
+            advantages_BT=_pad([self._advantage(r) for r in rows]),
+            old_logprobs_BT=old,
+            sampler_logprobs_BT=_pad([r.logprobs for r in rows]),
+            num_loss_tokens=num_tokens,
+        )
+
+    def _advantage(self, rollout: Rollout) -> Tensor:
+        if self._advantages is None:
+            return torch.zeros(len(rollout.token_ids))
+        return self._advantages[rollout.id]
+
+
+def balanced_parts(rollouts: Sequence[Rollout], count: int) -> list[list[Rollout]]:
+    """Split rollouts sorted by length into ``count`` runs of about equal padded tokens."""
+    total = sum(len(r.token_ids) for r in rollouts)
+    parts: list[list[Rollout]] = [[] for _ in range(count)]
+    seen = 0
+    for rollout in rollouts:
+        seen += len(rollout.token_ids)
+        parts[min(count - 1, (seen - 1) * count // max(total, 1))].append(rollout)
+    return parts
+
+
+def _pad(rows: Sequence[Tensor]) -> Tensor:
+    return pad_sequence(list(rows), batch_first=True)

@@ -1,0 +1,137 @@
+"""The command line: `trace-pl fit | validate | test | predict`, plus `trace-pl make-base`."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import lightning
+from jsonargparse import Namespace
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+
+from trace_pl.credit.assigner import CreditAssigner
+from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
+from trace_pl.datamodule import RolloutDataModule
+from trace_pl.errors import ConfigError, TraceError
+from trace_pl.module import TraceModule
+
+SLOTS: dict[str, tuple[type, str]] = {
+    "credit.segmenter": (Segmenter, "callbacks.ToolCallSegmenter"),
+    "credit.prober": (Prober, "callbacks.FrozenReferenceProber"),
+    "credit.backup": (Backup, "callbacks.KStepTD"),
+    "credit.anchor": (Anchor, "callbacks.TraceAnchor"),
+}
+"""Slot name -> (stage, default class): swap one by key, e.g. `--credit.anchor callbacks.OutcomeOnly`."""
+
+
+class TraceCLI(LightningCLI):
+    """LightningCLI with the four credit slots and run folders that resume where they stopped."""
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add one named slot per credit stage; the model's name is written once."""
+        for name, (stage, default) in SLOTS.items():
+            parser.add_lightning_class_args(stage, name, subclass_mode=True, required=False)
+            parser.set_defaults({name: {"class_path": default}})
+        parser.add_lightning_class_args(CreditAssigner, "credit.assigner")
+        parser.link_arguments("model.model_name", "data.model_name")
+
+    def before_instantiate_classes(self) -> None:
+        """Check the run folder and find the checkpoint to resume before anything heavy starts."""
+        config = self.config[self.subcommand]
+        root = run_root(config)
+        if root is None:
+            return
+        require_writable(root)
+        if config.get("ckpt_path") == "last":
+            run, checkpoint = newest_run(root)
+            config["ckpt_path"] = str(checkpoint)
+            if self.subcommand == "fit":
+                config["trainer"]["logger"]["init_args"]["version"] = run.name
+
+    def before_fit(self) -> None:
+        """Check data, tools, model and engine before the Trainer creates anything."""
+        self.datamodule.open()
+
+    before_validate = before_fit
+    before_test = before_fit
+    before_predict = before_fit
+
+    def instantiate_trainer(self, **kwargs: Any) -> lightning.Trainer:
+        """Build the Trainer; rollouts are collected anew for each epoch."""
+        self.trainer_defaults.setdefault("reload_dataloaders_every_n_epochs", 1)
+        return super().instantiate_trainer(**kwargs)
+
+
+def run_root(config: Namespace) -> Path | None:
+    """Return the folder that holds the versions of a run, None without a TensorBoard-like logger."""
+    logger = config["trainer"].get("logger")
+    settings = getattr(logger, "init_args", None)
+    if settings is None or "save_dir" not in settings:
+        return None
+    return Path(settings["save_dir"]) / (settings.get("name") or "")
+
+
+def require_writable(folder: Path) -> None:
+    """Create the folder and prove that files can be written there.
+
+    Raises:
+        ConfigError: if that fails.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"Expected a writable run folder at '{folder}', got: {error}. Set "
+            "`trainer.logger.init_args.save_dir` to a folder you own."
+        ) from error
+
+
+def newest_run(root: Path) -> tuple[Path, Path]:
+    """Return the newest run below ``root`` that has a last checkpoint, and that checkpoint.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    found = sorted(root.glob("*/checkpoints/last.ckpt"), key=lambda path: path.lstat().st_mtime)
+    if not found:
+        raise ConfigError(
+            f"Expected a checkpoint '*/checkpoints/last.ckpt' below '{root}' to resume from, got "
+            "none. Run once without --ckpt_path, or give the checkpoint's path."
+        )
+    return found[-1].parent.parent, found[-1]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; errors of trace_pl become one line and exit code 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if arguments[:1] == ["make-base"]:
+            from trace_pl.data.closed_web.make_base import command
+
+            command(arguments[1:])
+        else:
+            TraceCLI(
+                TraceModule,
+                RolloutDataModule,
+                args=arguments,
+                seed_everything_default=0,
+                auto_configure_optimizers=False,
+                save_config_callback=SaveConfigCallback,
+                save_config_kwargs={"overwrite": True},
+                parser_kwargs={
+                    "description": "TRACE: turn-level credit for tool-using agents. "
+                    "`trace-pl make-base` trains the built-in tiny model."
+                },
+            )
+    except TraceError as error:
+        print(f"trace-pl: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

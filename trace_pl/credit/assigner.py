@@ -1,0 +1,100 @@
+"""The one place where the Trainer meets the credit pipeline."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from trace_pl.credit.pipeline import CreditPipeline, CreditReport
+from trace_pl.metrics import group_metrics, rollout_metrics
+from trace_pl.scoring import BranchedScorer
+from trace_pl.types import RolloutGroup
+
+
+class CreditObserver(Callback, ABC):
+    """A callback that is shown each epoch's rollouts and credit, e.g. to draw them."""
+
+    @abstractmethod
+    def observe(
+        self, groups: tuple[RolloutGroup, ...], report: CreditReport, trainer: lightning.Trainer
+    ) -> None:
+        """Look at one epoch's experience; change nothing."""
+
+
+class CreditAssigner(Callback):
+    """Runs the credit pipeline once per epoch, before the first minibatch, and logs what it gave.
+
+    Args:
+        tokens_per_forward: Token budget of one scoring forward.
+    """
+
+    def __init__(self, tokens_per_forward: int = 16_384) -> None:
+        """Store the budget."""
+        self.tokens_per_forward = tokens_per_forward
+        self._pipeline: CreditPipeline | None = None
+
+    def setup(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
+        """Collect the stages from the trainer's callbacks, exactly one per slot."""
+        if stage == "fit":
+            self._pipeline = CreditPipeline.from_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+
+    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+        """Assign credit to the epoch's buffer."""
+        assert self._pipeline is not None
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        buffer = data.buffer
+        start = time.perf_counter()
+        with torch.no_grad():
+            scorer = BranchedScorer(pl_module.reference, self.tokens_per_forward)
+            report = self._pipeline.run(buffer.groups, scorer, data.template)
+        buffer.assign(report.advantages)
+        metrics = {
+            **{f"rollout/{k}": v for k, v in rollout_metrics(buffer.rollouts).items()},
+            **{f"rollout/{k}": v for k, v in group_metrics(buffer.groups).items()},
+            **{f"credit/{k}": v for k, v in credit_metrics(buffer.groups, report).items()},
+            "time/rollout_s": data.rollout_seconds,
+            "time/credit_s": time.perf_counter() - start,
+            "weights/parity_nats": data.parity,
+        }
+        for name, value in metrics.items():
+            pl_module.log(name, float(value), on_step=False, on_epoch=True, batch_size=1)
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, CreditObserver):
+                callback.observe(buffer.groups, report, trainer)
+
+
+def credit_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> dict[str, float]:
+    """Return how large credit is, where it comes from, and whether it agrees with the outcome.
+
+    ``value_outcome_correlation`` is the correlation of a rollout's last value with its reward; it is
+    left out where either is constant.
+    """
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    sampled = torch.cat(
+        [a.advantages[r.loss_mask] for r, a in zip(rollouts, report.advantages, strict=True)]
+    )
+    found = {
+        "advantage_abs": float(sampled.abs().mean()) if len(sampled) else 0.0,
+        "trained_tokens": float((sampled != 0).float().mean()) if len(sampled) else 0.0,
+        "outcome_abs": _mean(torch.tensor([abs(a.outcome_advantage) for a in report.advantages])),
+        "turn_reward_abs": _mean(torch.cat([a.turn_rewards for a in report.advantages]).abs()),
+    }
+    if report.values:
+        last = torch.stack([v.values[-1] for v in report.values])
+        rewards = torch.tensor([r.reward for r in rollouts])
+        found["value_last"] = float(last.mean())
+        found["readiness_start"] = _mean(torch.stack([v.mean_logprobs[0] for v in report.values]))
+        found["readiness_end"] = _mean(torch.stack([v.mean_logprobs[-1] for v in report.values]))
+        if len(last) > 1 and last.std() > 1e-6 and rewards.std() > 1e-6:
+            correlation = torch.corrcoef(torch.stack([last.float(), rewards]))[0, 1]
+            found["value_outcome_correlation"] = float(correlation)
+    return found
+
+
+def _mean(values: torch.Tensor) -> float:
+    return float(values.float().mean()) if values.numel() else 0.0

@@ -1,0 +1,252 @@
+"""Train the tiny base model of the closed web: `trace-pl make-base`.
+
+One seeded command makes the tokenizer, the transcripts and a Qwen3 of about one million parameters.
+Three quarters of the transcripts walk webs whose names and links were drawn anew, so the only way to
+predict them is to copy from the page; the rest teach the real web.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import lightning
+import torch
+from jsonargparse import auto_cli
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+
+from trace_pl.data.closed_web.task import web_browser
+from trace_pl.data.closed_web.tokenizer import END, START, TAGS, train_tokenizer
+from trace_pl.data.closed_web.transcripts import Demonstrator, Noise, Transcript
+from trace_pl.data.closed_web.world import KINDS, ClosedWeb
+from trace_pl.policy import BUILT_IN_BASE, resolve_model
+from trace_pl.rollout.template import ChatTemplate
+from trace_pl.types import TokenKind
+
+
+@dataclass(frozen=True, slots=True)
+class BaseRecipe:
+    """Everything the base model depends on; the same recipe gives the same model on one machine."""
+
+    seed: int = 0
+    num_webs: int = 60
+    """Webs of fresh names and links, beside the real one."""
+    num_transcripts: int = 20_000
+    permuted_share: float = 0.75
+    """Share of the transcripts that walk one of the fresh webs."""
+    clean_share: float = 0.5
+    """Share of the transcripts without mistakes."""
+    right_relation: float = 0.6
+    right_result: float = 0.7
+    give_up: float = 0.06
+    observation_weight: float = 0.2
+    """Loss weight of tokens the agent did not write, relative to its own."""
+    batch_size: int = 8
+    learning_rate: float = 2e-3
+    warmup_steps: int = 50
+    vocab_size: int = 1024
+    hidden_size: int = 192
+    num_layers: int = 2
+    num_threads: int = 2
+    """Part of the recipe: the order of float sums depends on it."""
+
+
+def make_transcripts(recipe: BaseRecipe) -> list[Transcript]:
+    """Walk the real web's ``base`` chains and any chain of the fresh webs."""
+    rng = random.Random(f"transcripts-{recipe.seed}")
+    webs = [ClosedWeb(), *(ClosedWeb(seed=1_000 + i) for i in range(recipe.num_webs))]
+    guides = [Demonstrator(web, web_browser(web)) for web in webs]
+    hops = range(1, len(KINDS))
+    splits = [("base",)] + [("base", "train", "validation", "test")] * recipe.num_webs
+    chains = [
+        {h: [c for split in names for c in web.chains(h, split)] for h in hops}
+        for web, names in zip(webs, splits, strict=True)
+    ]
+    noisy = Noise(recipe.right_relation, recipe.right_result, recipe.give_up)
+    transcripts = []
+    for _ in tqdm(range(recipe.num_transcripts), desc="transcripts", disable=None):
+        which = rng.randrange(1, len(webs)) if rng.random() < recipe.permuted_share else 0
+        noise = Noise() if rng.random() < recipe.clean_share else noisy
+        chain = rng.choice(chains[which][rng.choice(hops)])
+        transcripts.append(guides[which].transcript(chain, noise, rng))
+    return transcripts
+
+
+def markup_free_pieces(transcripts: Sequence[Transcript]) -> Iterator[str]:
+    """Yield the texts between markup tokens, which is what the tokenizer's merges may span."""
+    markup = re.compile("|".join(map(re.escape, (*TAGS, START, END))))
+    for transcript in transcripts:
+        tools = "tools: search(query) open(id) find(pattern)"
+        dialogue = [f"system\n{tools}", "user\n", transcript.question, "assistant\n", "\n"]
+        texts = [*dialogue, *(text for turn in transcript.turns for text in turn)]
+        yield from (piece for text in texts for piece in markup.split(text) if piece)
+
+
+class Encoder:
+    """Tokenises transcripts piece by piece, exactly as a rollout records them."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, observation_weight: float) -> None:
+        """Prepare the template's fixed pieces."""
+        schemas = web_browser(ClosedWeb(entities_per_kind=3)).schemas()
+        self.template = ChatTemplate(tokenizer, schemas)
+        self.tokenizer = tokenizer
+        self.observation_weight = observation_weight
+
+    def __call__(self, transcript: Transcript) -> tuple[Tensor, Tensor]:
+        """Return ids and the loss weight of predicting each, both (T,)."""
+        template = self.template
+        pieces = [(template.prompt_ids("", transcript.question), TokenKind.PROMPT)]
+        for action, observation in transcript.turns:
+            sampled = self.tokenizer.encode(action, add_special_tokens=False)
+            pieces.append((template.generation_header, TokenKind.TEMPLATE))
+            pieces.append(([*sampled, template.end_of_turn], TokenKind.ACTION))
+            if observation:
+                pieces.append((template.observation_open, TokenKind.TEMPLATE))
+                pieces.append((template.observation_ids(observation), TokenKind.OBSERVATION))
+                pieces.append((template.observation_close, TokenKind.TEMPLATE))
+        ids = [id_ for piece, _ in pieces for id_ in piece]
+        weights = [
+            1.0 if kind is TokenKind.ACTION else self.observation_weight
+            for piece, kind in pieces
+            for _ in piece
+        ]
+        return torch.tensor(ids), torch.tensor(weights)
+
+
+def build_model(recipe: BaseRecipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
+    """Return a freshly initialised Qwen3."""
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=recipe.vocab_size,
+            hidden_size=recipe.hidden_size,
+            intermediate_size=512,
+            num_hidden_layers=recipe.num_layers,
+            num_attention_heads=6,
+            num_key_value_heads=3,
+            head_dim=32,
+            max_position_embeddings=2048,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+    )
+
+
+def weighted_loss(model: Qwen3ForCausalLM, batch: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the weighted mean next-token loss of a right-padded batch."""
+    ids_BT = pad_sequence([ids for ids, _ in batch], batch_first=True)
+    weights_BT = pad_sequence([weights for _, weights in batch], batch_first=True)[:, 1:]
+    hidden_BTD = model.model(ids_BT, use_cache=False).last_hidden_state[:, :-1]
+    used = weights_BT > 0
+    losses = F.cross_entropy(
+        model.lm_head(hidden_BTD[used]), ids_BT[:, 1:][used], reduction="none"
+    )
+    return (losses * weights_BT[used]).sum() / weights_BT.sum()
+
+
+def train(
+    model: Qwen3ForCausalLM, data: list[tuple[Tensor, Tensor]], recipe: BaseRecipe
+) -> list[float]:
+    """Train for one pass over the data and return the loss of every step."""
+    num_steps = len(data) // recipe.batch_size
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda s: min(1.0, (s + 1) / recipe.warmup_steps) * (1.02 - s / num_steps)
+    )
+    losses = []
+    with tqdm(range(num_steps), desc="base model", mininterval=1.0) as steps:
+        for step in steps:
+            batch = data[step * recipe.batch_size : (step + 1) * recipe.batch_size]
+            loss = weighted_loss(model, batch)
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            losses.append(loss.item())
+            steps.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+    return losses
+
+
+def make_base(recipe: BaseRecipe, output: Path) -> None:
+    """Make tokenizer, transcripts and model, and put them into ``output`` in one rename."""
+    lightning.seed_everything(recipe.seed, verbose=False)
+    torch.set_num_threads(recipe.num_threads)
+    transcripts = make_transcripts(recipe)
+    tokenizer = train_tokenizer(markup_free_pieces(transcripts[:4_000]), recipe.vocab_size)
+    encoder = Encoder(tokenizer, recipe.observation_weight)
+    model = build_model(recipe, tokenizer)
+    losses = train(model, [encoder(t) for t in transcripts], recipe)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
+    try:
+        model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        (temporary / "README.md").write_text(model_card(recipe, model, losses), encoding="utf-8")
+        shutil.rmtree(output, ignore_errors=True)
+        temporary.chmod(0o755)
+        temporary.rename(output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def model_card(recipe: BaseRecipe, model: Qwen3ForCausalLM, losses: Sequence[float]) -> str:
+    """Return the card that is shipped beside the weights."""
+    last = sum(losses[-50:]) / len(losses[-50:])
+    return f"""---
+license: apache-2.0
+library_name: transformers
+---
+# {BUILT_IN_BASE}
+
+A Qwen3 of {model.num_parameters():,} parameters with its own tokenizer and chat template, made by
+
+    trace-pl make-base
+
+from nothing but the built-in closed web (`trace_pl/data/closed_web`): {recipe.num_transcripts:,}
+tool-use transcripts, {recipe.clean_share:.0%} of them clean, the others with wrong relations, wrong
+results and early ends; {recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to
+copy from a page. It has seen no chain of the train, validation or test questions. It is the starting
+point and the frozen reference of the quickstart, and good for nothing else.
+
+Mean weighted loss of the last 50 of {len(losses)} steps: {last:.3f}.
+Versions: torch {torch.__version__}, transformers {version("transformers")}.
+
+Recipe:
+
+```json
+{json.dumps(asdict(recipe), indent=2)}
+```
+"""
+
+
+def command(arguments: list[str]) -> None:
+    """Run `trace-pl make-base`."""
+
+    def main(
+        recipe: BaseRecipe = BaseRecipe(),  # noqa: B008 - frozen, and shown by --help
+        output: str = resolve_model(BUILT_IN_BASE),
+    ) -> None:
+        """Train the tiny base model of the closed web.
+
+        Args:
+            recipe: What to train on, and how.
+            output: Folder to write; replaced as a whole when training has ended.
+        """
+        make_base(recipe, Path(output))
+
+    auto_cli(main, args=arguments)

@@ -1,0 +1,46 @@
+"""The built-in closed web as a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trace_pl.data.closed_web.world import ClosedWeb
+from trace_pl.data.task import Split
+from trace_pl.rollout.agent import Toolbox
+from trace_pl.search.corpus import Corpus
+from trace_pl.search.index import Bm25Index
+from trace_pl.search.tools import Browser, SeenWordsGuard
+from trace_pl.types import Question
+
+
+def web_browser(web: ClosedWeb) -> Browser:
+    """Return the browser of a closed web: a name must be read before it is searched.
+
+    Without that rule a policy learns to jump to the pages it remembers instead of searching.
+    """
+    corpus = Corpus(web.documents())
+    return Browser(corpus, Bm25Index(corpus), guard=SeenWordsGuard())
+
+
+class ClosedWebTask:
+    """Multi-hop questions over the web that the built-in base model knows.
+
+    Args:
+        hops: Hop counts to mix; the base model answers about one in ten 2-hop questions, far fewer
+            of 3 and 4.
+    """
+
+    def __init__(self, hops: Sequence[int] = (3,)) -> None:
+        """Choose the difficulty."""
+        self.web = ClosedWeb()
+        self.hops = tuple(hops)
+        for split in ("train", "validation", "test"):
+            self.web.questions(self.hops, split)
+
+    def questions(self, split: Split) -> list[Question]:
+        """Return the questions of a split."""
+        return self.web.questions(self.hops, split)
+
+    def toolbox(self) -> Toolbox:
+        """Return the browser."""
+        return web_browser(self.web)

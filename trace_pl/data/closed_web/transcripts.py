@@ -1,0 +1,101 @@
+"""Tool-use transcripts over the closed web, clean or noisy, made by running the real tools.
+
+They are the base model's only schooling in tool use. Noise decides how good that base is: it follows
+wrong relations, opens wrong results and gives up early, so that reinforcement learning has something
+to find. A transcript that gives up answers "none": a base that guessed names instead would teach the
+policy to stop searching.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from trace_pl.data.closed_web.world import Chain, ClosedWeb
+from trace_pl.search.tools import Browser, BrowserSession
+from trace_pl.types import ToolCall
+
+UNKNOWN = "none"
+"""What the agent answers when it gives up; never a gold answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """How often the demonstrator does the right thing, per decision."""
+
+    right_relation: float = 1.0
+    right_result: float = 1.0
+    give_up: float = 0.0
+    """Chance, before each tool call, to stop and answer "none"."""
+    silent_answer: float = 0.3
+    """Chance that a final answer comes without a thought, as the prober asks for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A question and its (action, observation) pairs; the last observation is empty."""
+
+    question: str
+    turns: tuple[tuple[str, str], ...]
+
+
+def action_text(thought: str, call: ToolCall) -> str:
+    """Render one tool turn in the Hermes format."""
+    payload = json.dumps({"name": call.name, "arguments": dict(call.arguments)})
+    return f"<think>\n{thought}\n</think>\n\n<tool_call>\n{payload}\n</tool_call>"
+
+
+def answer_text(thought: str, answer: str) -> str:
+    """Render a final answer."""
+    return f"<think>\n{thought}\n</think>\n\n<answer>{answer}</answer>"
+
+
+class Demonstrator:
+    """Walks chains of one web with the real tools, making mistakes as ``noise`` says."""
+
+    def __init__(self, web: ClosedWeb, browser: Browser) -> None:
+        """Use ``browser`` over the documents of ``web``."""
+        self.web = web
+        self.browser = browser
+
+    def transcript(self, chain: Chain, noise: Noise, rng: random.Random) -> Transcript:
+        """Return one walk along ``chain``."""
+        question = self.web.question(chain).text
+        session = self.browser.session(question)
+        turns: list[tuple[str, str]] = []
+        for action, call in self._walk(chain, noise, rng, session):
+            turns.append((action, session.call(call).text if call else ""))
+        return Transcript(question, tuple(turns))
+
+    def _walk(
+        self, chain: Chain, noise: Noise, rng: random.Random, session: BrowserSession
+    ) -> Iterator[tuple[str, ToolCall | None]]:
+        entity = self.web.entities[chain.path[0]]
+        thought = f"I start from {entity.name}."
+        for relation in chain.relations:
+            if rng.random() < noise.give_up:
+                yield answer_text("I do not know.", UNKNOWN), None
+                return
+            call = ToolCall("search", {"query": entity.name})
+            yield action_text(thought, call), call
+            titles = [self.web.entities[docid].name for docid in session.shown_results]
+            right = titles.index(entity.name) + 1
+            wrong = [n for n in range(1, len(titles) + 1) if n != right]
+            while wrong and rng.random() >= noise.right_result:
+                number = wrong.pop(rng.randrange(len(wrong)))
+                call = ToolCall("open", {"id": number})
+                yield action_text(f"[{number}] {titles[number - 1]}.", call), call
+            if rng.random() < noise.give_up:
+                yield answer_text("I do not know.", UNKNOWN), None
+                return
+            call = ToolCall("open", {"id": right})
+            yield action_text(f"[{right}] {entity.name}.", call), call
+            facts = dict(entity.facts)
+            if rng.random() >= noise.right_relation:
+                relation = rng.choice([r for r in facts if r != relation])
+            entity = self.web.entities[facts[relation]]
+            thought = f"Its {relation} is {entity.name}."
+        silent = rng.random() < noise.silent_answer
+        yield answer_text("" if silent else thought, entity.name), None

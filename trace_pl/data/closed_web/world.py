@@ -1,0 +1,191 @@
+"""A seeded closed web of invented entities: every page states three facts that lead to other pages.
+
+Five kinds of entity form five layers. Each entity has three relations into the next layer, so a
+question of h hops is a chain of h relations, and its evidence is exactly the h pages along it.
+Names are two invented words; a page never states a fact of another page, so nothing but opening the
+pages answers a question.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+
+from trace_pl.errors import ConfigError
+from trace_pl.search.corpus import Document
+from trace_pl.types import Question
+
+KINDS = ("machine", "company", "person", "town", "ship")
+RELATIONS: dict[str, tuple[str, str, str]] = {
+    "machine": ("maker", "seller", "importer"),
+    "company": ("founder", "director", "auditor"),
+    "person": ("birthplace", "residence", "workplace"),
+    "town": ("ferry", "flagship", "trawler"),
+}
+_REMARKS = (
+    "It is well known in the north.",
+    "It is rarely mentioned in older records.",
+    "It was described at length in an almanac.",
+    "It has changed little over the years.",
+    "It is often confused with others of that name.",
+    "It was restored not long ago.",
+)
+_ONSETS = ("b", "d", "f", "g", "h", "k", "l", "m", "n", "p", "r", "s", "t", "v", "z")
+_VOWELS = ("a", "e", "i", "o", "u")
+_CODAS = ("k", "l", "m", "n", "r", "s", "t")
+
+SPLIT_SHARES = {"base": 0.50, "train": 0.35, "validation": 0.05, "test": 0.10}
+"""Share of all chains in each disjoint split; ``base`` is what the base model was trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entity:
+    """One page of the web."""
+
+    id: str
+    name: str
+    kind: str
+    facts: tuple[tuple[str, str], ...]
+    """(relation, id of the entity it leads to), in the order the page states them."""
+    remark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A question in structured form: start entity, relations, and the entities on the way."""
+
+    relations: tuple[str, ...]
+    path: tuple[str, ...]
+    """Entity ids from start to answer, one more than there are relations."""
+
+    @property
+    def hops(self) -> int:
+        """Number of relations to follow."""
+        return len(self.relations)
+
+
+def invented_words(count: int, syllables: int, rng: random.Random) -> list[str]:
+    """Return ``count`` distinct capitalised invented words."""
+    words: set[str] = set()
+    while len(words) < count:
+        body = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) for _ in range(syllables))
+        words.add((body + rng.choice(_CODAS)).capitalize())
+    return sorted(words)
+
+
+@dataclass(frozen=True)
+class ClosedWeb:
+    """The whole web, a pure function of its seed.
+
+    Args:
+        seed: Names the web. Words come from ``word_seed``, links and names from ``seed``: webs that
+            share ``word_seed`` use one vocabulary, which is what forces a model to read, not recall.
+        entities_per_kind: Pages in each of the five layers.
+        word_seed: Seed of the word pools.
+    """
+
+    seed: int = 0
+    entities_per_kind: int = 60
+    word_seed: int = 7
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.entities_per_kind <= 400:
+            raise ConfigError(
+                "Expected entities_per_kind from 2 to 400 for the closed web, got "
+                f"{self.entities_per_kind}."
+            )
+
+    @cached_property
+    def words(self) -> tuple[list[str], dict[str, list[str]]]:
+        """First words, shared by all kinds, and last words, a pool for each kind."""
+        rng = random.Random(self.word_seed)
+        pool = invented_words(60 + 12 * len(KINDS), 2, rng)
+        rng.shuffle(pool)
+        last = {k: pool[60 + 12 * i : 60 + 12 * (i + 1)] for i, k in enumerate(KINDS)}
+        return pool[:60], last
+
+    @cached_property
+    def entities(self) -> dict[str, Entity]:
+        """Every entity by id."""
+        rng = random.Random(f"closed-web-{self.seed}")
+        first, last = self.words
+        names: dict[str, list[str]] = {}
+        for kind in KINDS:
+            combos = [f"{a} {b}" for a, b in product(first, last[kind])]
+            names[kind] = rng.sample(combos, self.entities_per_kind)
+        numbers = rng.sample(range(1000, 10_000), self.entities_per_kind * len(KINDS))
+        ids = {
+            kind: [f"page-{numbers.pop()}" for _ in range(self.entities_per_kind)] for kind in KINDS
+        }
+        entities: dict[str, Entity] = {}
+        for layer, kind in enumerate(KINDS):
+            for id_, name in zip(ids[kind], names[kind], strict=True):
+                relations = list(RELATIONS.get(kind, ()))
+                rng.shuffle(relations)
+                targets = rng.sample(ids[KINDS[layer + 1]], 2 + 1)[: len(relations)] if relations else []
+                facts = tuple(zip(relations, targets, strict=True))
+                entities[id_] = Entity(id_, name, kind, facts, rng.choice(_REMARKS))
+        return entities
+
+    def documents(self) -> list[Document]:
+        """Render every entity as a page of plain English."""
+        return [Document(e.id, e.name, self.page_text(e)) for e in self.entities.values()]
+
+    def page_text(self, entity: Entity) -> str:
+        """Render one page: what it is, its facts, a remark."""
+        facts = [f"Its {rel} is {self.entities[target].name}." for rel, target in entity.facts]
+        return " ".join([f"{entity.name} is a {entity.kind}.", *facts, entity.remark])
+
+    def chains(self, hops: int, split: str) -> list[Chain]:
+        """Return the chains of ``hops`` relations that belong to ``split``, in a seeded order.
+
+        Raises:
+            ConfigError: if the split is unknown or no chain can be that long.
+        """
+        if split not in SPLIT_SHARES or not 1 <= hops < len(KINDS):
+            raise ConfigError(
+                f"Expected a split of {sorted(SPLIT_SHARES)} and 1 to {len(KINDS) - 1} hops, got "
+                f"'{split}' and {hops}."
+            )
+        chains = [
+            chain
+            for entity in self.entities.values()
+            if KINDS.index(entity.kind) + hops < len(KINDS)
+            for chain in self._chains_from(entity, hops)
+        ]
+        random.Random(f"chains-{self.seed}-{hops}").shuffle(chains)
+        start = 0.0
+        for name, share in SPLIT_SHARES.items():
+            if name == split:
+                return chains[round(start * len(chains)) : round((start + share) * len(chains))]
+            start += share
+        raise AssertionError(split)
+
+    def _chains_from(self, entity: Entity, hops: int) -> list[Chain]:
+        paths: list[Chain] = [Chain((), (entity.id,))]
+        for _ in range(hops):
+            paths = [
+                Chain((*c.relations, rel), (*c.path, target))
+                for c in paths
+                for rel, target in self.entities[c.path[-1]].facts
+            ]
+        return paths
+
+    def question(self, chain: Chain) -> Question:
+        """Put a chain into words."""
+        start, answer = self.entities[chain.path[0]], self.entities[chain.path[-1]]
+        steps = "".join(f"'s {relation}" for relation in chain.relations)
+        return Question(
+            id=f"{start.id}-{'-'.join(chain.relations)}",
+            text=f"What is {start.name}{steps}?",
+            answers=(answer.name,),
+            meta={"hops": chain.hops, "evidence": chain.path[:-1], "source": f"web-{self.seed}"},
+        )
+
+    def questions(self, hops: tuple[int, ...], split: str) -> list[Question]:
+        """Return all questions of these hop counts in a split, mixed in a seeded order."""
+        found = [self.question(c) for h in hops for c in self.chains(h, split)]
+        random.Random(f"mix-{self.seed}-{split}").shuffle(found)
+        return found

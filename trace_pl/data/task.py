@@ -1,0 +1,67 @@
+"""A task: questions in disjoint splits, and the tools to answer them with."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from trace_pl.data.questions import load_questions
+from trace_pl.errors import DataError
+from trace_pl.rollout.agent import Toolbox
+from trace_pl.search.corpus import Corpus
+from trace_pl.search.index import Bm25Index
+from trace_pl.search.tools import Browser
+from trace_pl.types import Question
+
+Split = Literal["train", "validation", "test"]
+
+
+class Task(Protocol):
+    """What the data module needs to know of a task."""
+
+    def questions(self, split: Split) -> list[Question]:
+        """Return the questions of a split, in a fixed order."""
+
+    def toolbox(self) -> Toolbox:
+        """Return the tools, ready for many rollouts at once."""
+
+
+class FileTask:
+    """Questions in JSONL files over a corpus in a JSONL file, searched with BM25.
+
+    Args:
+        corpus: One document a line: ``id``, ``title``, ``text``.
+        train: Questions, one a line: ``id``, ``question``, ``answer``, ``answer_aliases``.
+        validation: Held-out questions.
+        test: Questions for ``trace-pl test``; None means those of ``validation``.
+    """
+
+    def __init__(self, corpus: str, train: str, validation: str, test: str | None = None) -> None:
+        """Store paths; files are read when they are needed."""
+        self.corpus = corpus
+        self.files: dict[Split, str] = {
+            "train": train,
+            "validation": validation,
+            "test": test or validation,
+        }
+
+    def questions(self, split: Split) -> list[Question]:
+        """Return the questions of a split.
+
+        Raises:
+            DataError: if the file breaks its format, or shares ids with the training questions.
+        """
+        questions = load_questions(self.files[split])
+        if split != "train":
+            shared = {q.id for q in questions} & {q.id for q in load_questions(self.files["train"])}
+            if shared:
+                raise DataError(
+                    f"Expected {split} questions apart from the training ones, got shared ids "
+                    f"{sorted(shared)[:3]}. Remove them from '{self.files[split]}'."
+                )
+        return questions
+
+    def toolbox(self) -> Toolbox:
+        """Return a browser over the corpus."""
+        corpus = Corpus.from_jsonl(self.corpus)
+        return Browser(corpus, Bm25Index(corpus))
+

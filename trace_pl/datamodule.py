@@ -1,0 +1,266 @@
+"""The DataModule: questions in, fresh rollouts out, once per epoch. It knows nothing of credit."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import lightning
+from torch.utils.data import DataLoader, IterableDataset
+from tqdm import tqdm
+
+from trace_pl.batch import BatchPlan, RolloutBuffer
+from trace_pl.data.questions import fingerprint
+from trace_pl.data.task import Split, Task
+from trace_pl.errors import ConfigError
+from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
+from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward, Reward
+from trace_pl.rollout.engine import RolloutEngine
+from trace_pl.rollout.parity import check_parity
+from trace_pl.rollout.template import ChatTemplate
+from trace_pl.search.formats import HermesFormat, ToolCallFormat
+from trace_pl.types import Question, RolloutGroup
+
+EngineFactory = Callable[[str], RolloutEngine]
+
+
+class RolloutDataModule(lightning.LightningDataModule):
+    """Streams fresh rollouts: every epoch pulls the policy's weights and samples new trajectories.
+
+    Args:
+        task: Questions and tools.
+        engine: Given the model's folder, makes the sampling engine.
+        model_name: The policy's model, for its tokenizer and the engine's configuration.
+        group_size: Rollouts of each question (G).
+        questions_per_epoch: Questions of each rollout phase.
+        num_steps: Optimizer steps per pass over an epoch's rollouts.
+        num_passes: Passes over an epoch's rollouts.
+        micro_batches: Forward passes per optimizer step; must equal
+            ``trainer.accumulate_grad_batches``.
+        limits: Bounds of one rollout.
+        call_format: How the policy writes tool calls; None means Qwen's Hermes form.
+        reward: Outcome reward; None means normalised exact match.
+        system_prompt: Put before the tools' description by the chat template.
+        evaluation_questions: Questions of each validation, one rollout each.
+        parity_tolerance: Largest allowed difference, in nats, between engine and trainer on the
+            log-probs of a fixed prompt after each weight push.
+        seed: Orders the questions.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        engine: EngineFactory,
+        model_name: str = BUILT_IN_BASE,
+        group_size: int = 8,
+        questions_per_epoch: int = 16,
+        num_steps: int = 1,
+        num_passes: int = 1,
+        micro_batches: int = 1,
+        limits: AgentLimits | None = None,
+        call_format: ToolCallFormat | None = None,
+        reward: Reward | None = None,
+        system_prompt: str = "",
+        evaluation_questions: int = 128,
+        parity_tolerance: float = 1e-3,
+        seed: int = 0,
+    ) -> None:
+        """Store settings; nothing heavy happens before :meth:`open`.
+
+        Raises:
+            ConfigError: if a count is too small.
+        """
+        super().__init__()
+        if group_size < 2:
+            raise ConfigError(
+                f"Expected data.group_size of at least 2, got {group_size}. The outcome advantage "
+                "compares rollouts of one question; the paper uses 8."
+            )
+        counts = {
+            "questions_per_epoch": questions_per_epoch,
+            "num_steps": num_steps,
+            "num_passes": num_passes,
+            "micro_batches": micro_batches,
+            "evaluation_questions": evaluation_questions,
+        }
+        for name, value in counts.items():
+            if value < 1:
+                raise ConfigError(f"Expected data.{name} of at least 1, got {value}.")
+        self.task = task
+        self.make_engine = engine
+        self.model_name = model_name
+        self.group_size = group_size
+        self.questions_per_epoch = questions_per_epoch
+        self.plan = BatchPlan(num_steps, num_passes, micro_batches, seed)
+        self.limits = limits or AgentLimits()
+        self.call_format = call_format or HermesFormat()
+        self.reward = reward or ExactMatchReward()
+        self.system_prompt = system_prompt
+        self.evaluation_questions = evaluation_questions
+        self.parity_tolerance = parity_tolerance
+        self.seed = seed
+        self.buffer: RolloutBuffer | None = None
+        self.rollout_seconds = 0.0
+        self.parity = 0.0
+        self._cursor = 0
+        self._questions: list[Question] = []
+        self._loop: AgentLoop | None = None
+
+    # --- set-up -----------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Load and check everything a run stands on, then start the engine; later calls do nothing.
+
+        The command line calls this before the Trainer creates a run folder, so that a mistake costs
+        seconds and leaves nothing behind.
+        """
+        if self._loop is not None:
+            return
+        toolbox = self.task.toolbox()
+        self._questions = self.task.questions("train")
+        self.template = ChatTemplate(load_tokenizer(self.model_name), toolbox.schemas())
+        loop = AgentLoop(
+            self.make_engine(resolve_model(self.model_name)),
+            self.template,
+            toolbox,
+            self.call_format,
+            self.reward,
+            self.limits,
+            system_prompt=self.system_prompt,
+        )
+        loop.check_prompts([*self._questions, *self.task.questions("validation")])
+        self._loop = loop
+
+    def setup(self, stage: str) -> None:
+        """Open the data and check it against the Trainer."""
+        micro_batches = self.trainer.accumulate_grad_batches if self.trainer else 1
+        if stage == "fit" and micro_batches != self.plan.micro_batches:
+            raise ConfigError(
+                "Expected trainer.accumulate_grad_batches equal to data.micro_batches "
+                f"({self.plan.micro_batches}), got {micro_batches}. Set both to one number."
+            )
+        self.open()
+
+    @property
+    def loop(self) -> AgentLoop:
+        """The agent loop, made by :meth:`open`."""
+        assert self._loop is not None, "open() makes the agent loop"
+        return self._loop
+
+    def teardown(self, stage: str) -> None:
+        """Stop the engine when the last use of it is over."""
+        if self._loop is not None:
+            self._loop.engine.close()
+            self._loop = None
+
+    # --- rollouts ---------------------------------------------------------------------------
+
+    def pull_weights(self) -> None:
+        """Copy the policy into the engine and prove that both agree.
+
+        The collector pulls because on resume ``train_dataloader`` runs before any training hook.
+
+        Raises:
+            WeightSyncError: if log-probs of a fixed prompt differ beyond the tolerance.
+        """
+        module: Any = self.trainer.lightning_module
+        engine = self.loop.engine
+        if engine.version == module.policy_version:
+            return
+        engine.push_weights(module.policy_tensors(), version=module.policy_version)
+        prompt = self.template.prompt_ids(self.system_prompt, "Which page states the answer?")
+        report = check_parity(engine, module.policy, prompt, self.parity_tolerance)
+        self.parity = report.max_abs_diff
+
+    def collect(self, questions: Sequence[Question], group_size: int, what: str) -> list[RolloutGroup]:
+        """Sample ``group_size`` rollouts of each question from the current policy."""
+        self.pull_weights()
+        total = len(questions) * group_size
+        with tqdm(total=total, desc=what, unit="traj", leave=False, disable=None) as bar:
+
+            def show(finished: int, total: int, tokens: int, turns: int) -> None:
+                bar.set_postfix(tokens=tokens, turns=turns, refresh=False)
+                bar.update(finished - bar.n)
+
+            return self.loop.collect(questions, group_size, progress=show)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """Collect this epoch's rollouts and return its minibatches."""
+        start = time.perf_counter()
+        questions = self._next_questions()
+        groups = self.collect(questions, self.group_size, "rollouts")
+        self.rollout_seconds = time.perf_counter() - start
+        epoch = self.trainer.current_epoch if self.trainer else 0
+        self.buffer = RolloutBuffer(groups, self.plan, epoch)
+        return DataLoader(self.buffer, batch_size=None)
+
+    def _next_questions(self) -> list[Question]:
+        """Return the next questions; every pass over the data has its own seeded order."""
+        found: list[Question] = []
+        while len(found) < self.questions_per_epoch:
+            number, position = divmod(self._cursor, len(self._questions))
+            order = list(range(len(self._questions)))
+            random.Random(f"order-{self.seed}-{number}").shuffle(order)
+            wanted = order[position : position + self.questions_per_epoch - len(found)]
+            found.extend(self._questions[i] for i in wanted)
+            self._cursor += len(wanted)
+        return found
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        """Return held-out rollouts, sampled afresh each time the loader is read."""
+        return self._evaluation_loader("validation")
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """Return test rollouts."""
+        return self._evaluation_loader("test")
+
+    def predict_dataloader(self) -> DataLoader[Any]:
+        """Return test rollouts."""
+        return self._evaluation_loader("test")
+
+    def _evaluation_loader(self, split: Split) -> DataLoader[Any]:
+        questions = self.task.questions(split)[: self.evaluation_questions]
+        return DataLoader(EvaluationRollouts(self, questions, split), batch_size=None)
+
+    # --- resume -----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Save where the question stream stands, and of which data."""
+        return {"cursor": self._cursor, "fingerprint": fingerprint(self._questions)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the question stream.
+
+        Raises:
+            ConfigError: if the questions are not those of the checkpoint.
+        """
+        current = fingerprint(self._questions or self.task.questions("train"))
+        if state_dict["fingerprint"] != current:
+            raise ConfigError(
+                "Expected the training questions of the checkpoint, got others (fingerprint "
+                f"{current[:12]}, saved {state_dict['fingerprint'][:12]}). Use the same task, or "
+                "start a new run from the exported weights."
+            )
+        self._cursor = state_dict["cursor"]
+
+
+class EvaluationRollouts(IterableDataset[list[RolloutGroup]]):
+    """One rollout of each question, generated when iterated; sized, so nothing is prefetched."""
+
+    def __init__(
+        self, data: RolloutDataModule, questions: Sequence[Question], name: str
+    ) -> None:
+        """Remember what to ask."""
+        self.data = data
+        self.questions = questions
+        self.name = name
+
+    def __len__(self) -> int:
+        """Return 1: all rollouts come as one batch."""
+        return 1
+
+    def __iter__(self) -> Iterator[list[RolloutGroup]]:
+        """Sample and yield the rollouts."""
+        yield self.data.collect(self.questions, 1, self.name)

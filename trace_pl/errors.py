@@ -1,0 +1,29 @@
+"""Every error a user can meet; each says what was expected, what came, and what to change."""
+
+
+class TraceError(Exception):
+    """Base of all errors that trace_pl raises on purpose; the command line prints it as one line."""
+
+
+class ConfigError(TraceError, ValueError):
+    """A setting, a path, a tokenizer or an installation that can not work."""
+
+
+class DataError(TraceError, ValueError):
+    """A question, a document or a file that breaks its format."""
+
+
+class CreditError(TraceError, ValueError):
+    """Boundaries, values or credit that do not fit their rollout."""
+
+
+class RolloutError(TraceError, RuntimeError):
+    """The engine or the agent loop could not produce usable rollouts."""
+
+
+class WeightSyncError(RolloutError):
+    """Engine and trainer disagree about the policy after a weight push."""
+
+
+class NumericalError(TraceError, ArithmeticError):
+    """A loss or gradient stayed non-finite for more steps than allowed."""

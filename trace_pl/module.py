@@ -1,0 +1,211 @@
+"""The LightningModule: policy, frozen reference, loss, logging, optimizer. It knows nothing of credit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import lightning
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+from trace_pl.batch import Minibatch, RolloutBuffer
+from trace_pl.errors import ConfigError, NumericalError
+from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
+from trace_pl.metrics import rollout_metrics
+from trace_pl.policy import BUILT_IN_BASE, load_model, sampled_logprobs
+from trace_pl.types import RolloutGroup
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class TraceModule(lightning.LightningModule):
+    """Holds the policy that learns and the frozen reference that is asked.
+
+    Args:
+        model_name: Folder, hub id or ``closed-web-base``; the policy starts here.
+        reference_name: The frozen reference; None means the policy's own initialisation.
+        loss: Policy objective; None means per-token clipping (GRPO).
+        optimizer: Given the policy's parameters, makes the optimizer.
+        scheduler: Given the optimizer, makes a scheduler that is stepped once per optimizer step.
+        dtype: Parameter type of policy and reference.
+        max_bad_steps: Optimizer steps in a row with a non-finite loss or gradient before the run
+            stops; each of them is skipped.
+    """
+
+    def __init__(
+        self,
+        model_name: str = BUILT_IN_BASE,
+        reference_name: str | None = None,
+        loss: PolicyLoss | None = None,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        scheduler: LRSchedulerCallable | None = None,
+        dtype: Dtype = "float32",
+        max_bad_steps: int = 3,
+    ) -> None:
+        """Store settings; weights load in :meth:`configure_model`."""
+        super().__init__()
+        self.model_name = model_name
+        self.reference_name = reference_name or model_name
+        self.loss = loss or TokenClip()
+        self.make_optimizer = optimizer
+        self.make_scheduler = scheduler
+        self.dtype_name = dtype
+        self.max_bad_steps = max_bad_steps
+        self._bad_steps = 0
+        # A tuple hides the reference from the module tree: a frozen copy belongs in neither the
+        # optimizer nor a checkpoint. The price is that nobody else moves it to the device.
+        self._reference: tuple[PreTrainedModel, ...] = ()
+
+    def configure_model(self) -> None:
+        """Load policy and reference once; later calls do nothing, as Lightning requires."""
+        if self._reference:
+            return
+        self.policy = load_model(self.model_name, self.dtype_name).train()
+        reference = load_model(self.reference_name, self.dtype_name).eval().requires_grad_(False)
+        self._reference = (reference,)
+
+    @property
+    def reference(self) -> PreTrainedModel:
+        """The frozen reference, on the module's device."""
+        reference = self._reference[0]
+        if reference.device != self.device:
+            reference.to(self.device)
+        return reference
+
+    @property
+    def policy_version(self) -> int:
+        """Optimizer steps the policy has taken; stamped on every rollout."""
+        return int(self.global_step)
+
+    def policy_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the policy's weights under their checkpoint names, for a weight push."""
+        tied = getattr(self.policy.config, "tie_word_embeddings", False)
+        for name, tensor in self.policy.state_dict().items():
+            if not (tied and name == "lm_head.weight"):
+                yield name, tensor.detach()
+
+    # --- training ---------------------------------------------------------------------------
+
+    def on_train_epoch_start(self) -> None:
+        """Fix the old log-probs before the first step, unless every row is strictly on-policy."""
+        buffer = self.trainer.datamodule.buffer  # type: ignore[attr-defined]
+        if not buffer.plan.is_on_policy:
+            buffer.old_logprobs = self.current_logprobs(buffer)
+
+    @torch.no_grad()
+    def current_logprobs(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
+        """Return the (T,) log-probs of every rollout's tokens under the current policy."""
+        found: dict[str, Tensor] = {}
+        with self._evaluating():
+            for batch in buffer.forward_batches():
+                batch = batch.to(self.device)
+                logprobs = sampled_logprobs(self.policy, batch.token_ids_BT, batch.mask_BT).cpu()
+                found.update(zip(batch.rollout_ids, logprobs, strict=True))
+        return {r.id: found[r.id][: len(r.token_ids)] for r in buffer.rollouts}
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        self.policy.eval()
+        try:
+            yield
+        finally:
+            self.policy.train()
+
+    def training_step(self, batch: Minibatch, batch_idx: int) -> Tensor:
+        """Return the loss of one micro-batch, scaled so that the accumulated step is exact."""
+        logprobs = sampled_logprobs(self.policy, batch.token_ids_BT, batch.mask_BT)
+        old = logprobs.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
+        outputs = self.loss(
+            LossInputs(logprobs, old, batch.advantages_BT, batch.mask_BT, batch.num_loss_tokens)
+        )
+        mismatch = (batch.sampler_logprobs_BT - old).masked_fill(~batch.mask_BT, 0.0).abs()
+        scale = float(self.trainer.accumulate_grad_batches)
+        metrics = {
+            **outputs.metrics,
+            "policy_loss": outputs.loss.detach(),
+            "sampler_mismatch": mismatch.sum() / batch.num_loss_tokens,
+            "surprisal": -logprobs.detach().sum() / batch.num_loss_tokens,
+        }
+        # Each metric is this micro-batch's share of the step; the epoch mean times the number of
+        # micro-batches is the mean over steps.
+        for name, value in metrics.items():
+            self.log(f"loss/{name}", value * scale, on_step=False, on_epoch=True, batch_size=1)
+        if not torch.isfinite(outputs.loss):
+            self._report_bad(f"loss of rollouts {', '.join(batch.rollout_ids[:4])}")
+            return torch.nan_to_num(outputs.loss, 0.0, 0.0, 0.0) * 0.0
+        # Lightning divides by the micro-batches of a step; the loss is already normalised by all
+        # tokens of the step, so undo that.
+        return outputs.loss * scale
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Skip a step whose gradient is not finite; stop when that happens again and again."""
+        gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        self.log("loss/gradient_norm", norm, on_step=False, on_epoch=True, batch_size=1)
+        if torch.isfinite(norm):
+            self._bad_steps = 0
+            return
+        for parameter in self.policy.parameters():
+            parameter.grad = None
+        self._report_bad("gradient")
+
+    def _report_bad(self, what: str) -> None:
+        self._bad_steps += 1
+        if self._bad_steps >= self.max_bad_steps:
+            raise NumericalError(
+                f"Expected a finite {what} at step {self.global_step}, got a non-finite one "
+                f"{self._bad_steps} steps in a row. Lower the learning rate or look at these rows."
+            )
+        self.print(f"Non-finite {what} at step {self.global_step}: the step is skipped.")
+
+    # --- evaluation -------------------------------------------------------------------------
+
+    def validation_step(self, groups: Sequence[RolloutGroup], batch_idx: int) -> None:
+        """Log success and behaviour on held-out questions."""
+        self._evaluate("validation", groups)
+
+    def test_step(self, groups: Sequence[RolloutGroup], batch_idx: int) -> None:
+        """Log success and behaviour on test questions."""
+        self._evaluate("test", groups)
+
+    def predict_step(self, groups: Sequence[RolloutGroup], batch_idx: int) -> list[RolloutGroup]:
+        """Return the rollouts themselves."""
+        return list(groups)
+
+    def _evaluate(self, stage: str, groups: Sequence[RolloutGroup]) -> None:
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        for name, value in rollout_metrics(rollouts).items():
+            self.log(f"{stage}/{name}", value, on_epoch=True, batch_size=max(1, len(rollouts)))
+
+    # --- optimizer and checkpoint -----------------------------------------------------------
+
+    def configure_optimizers(self) -> Any:
+        """Return the optimizer over the policy alone, and its scheduler."""
+        optimizer = self.make_optimizer(self.policy.parameters())
+        if self.make_scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": self.make_scheduler(optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Record which reference the credit came from."""
+        checkpoint["reference_name"] = self.reference_name
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuse to continue with another reference.
+
+        Raises:
+            ConfigError: if the checkpoint's reference is not the configured one.
+        """
+        saved = checkpoint.get("reference_name")
+        if saved != self.reference_name:
+            raise ConfigError(
+                f"Expected reference '{saved}' as in the checkpoint, got '{self.reference_name}'. "
+                "Set `model.reference_name` to the first, or start a new run."
+            )
+

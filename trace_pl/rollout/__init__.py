@@ -1,0 +1,1 @@
+"""From questions to finished trajectories: token record, chat template, engines, agent loop."""

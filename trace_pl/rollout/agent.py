@@ -1,0 +1,135 @@
+"""The agent loop: questions in, groups of finished rollouts out, no barrier between turns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from trace_pl.data.matching import exact_match
+from trace_pl.errors import ConfigError, DataError
+from trace_pl.rollout.engine import RolloutEngine
+from trace_pl.rollout.phase import RolloutPhase
+from trace_pl.rollout.protocols import Progress, Reward, Toolbox, ToolSession
+from trace_pl.rollout.template import ChatTemplate
+from trace_pl.rollout.tool_runner import ToolRunner
+from trace_pl.rollout.trajectory import AgentLimits, AgentRules
+from trace_pl.search.formats import ToolCallFormat
+from trace_pl.types import Question, Rollout, RolloutGroup, Turn
+
+__all__ = [
+    "AgentLimits",
+    "AgentLoop",
+    "ExactMatchReward",
+    "Progress",
+    "Reward",
+    "ToolSession",
+    "Toolbox",
+]
+
+
+class ExactMatchReward:
+    """1 if the answer equals a gold answer after normalisation, else 0."""
+
+    def __call__(self, question: Question, answer: str | None, turns: Sequence[Turn]) -> float:
+        """Return the reward."""
+        return float(exact_match(answer, question.answers))
+
+
+class AgentLoop:
+    """Runs the policy with tools.
+
+    Args:
+        engine: samples responses.
+        template: chat template of the policy, made with the toolbox's schemas.
+        toolbox: the tools.
+        call_format: how the policy writes calls and answers.
+        reward: outcome reward.
+        limits: bounds of one rollout.
+        system_prompt: instructions before the tools' description; may be empty.
+        num_tool_threads: tool calls that run at the same time.
+
+    Raises:
+        ConfigError: if a trajectory may grow longer than the engine can read.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        template: ChatTemplate,
+        toolbox: Toolbox,
+        call_format: ToolCallFormat,
+        reward: Reward,
+        limits: AgentLimits,
+        system_prompt: str = "",
+        num_tool_threads: int = 32,
+    ) -> None:
+        if limits.max_trajectory_tokens > engine.max_model_len:
+            raise ConfigError(
+                f"Expected limits.max_trajectory_tokens of at most the engine's max_model_len "
+                f"({engine.max_model_len}), got {limits.max_trajectory_tokens}. Lower the limit or "
+                "raise `data.engine.init_args.max_model_len`."
+            )
+        self.engine = engine
+        self.template = template
+        self.toolbox = toolbox
+        self.reward = reward
+        self.limits = limits
+        self.system_prompt = system_prompt
+        self.num_tool_threads = num_tool_threads
+        self.rules = AgentRules(template, call_format, limits)
+
+    def collect(
+        self, questions: Sequence[Question], group_size: int, progress: Progress | None = None
+    ) -> list[RolloutGroup]:
+        """Sample ``group_size`` rollouts of each question.
+
+        Every rollout advances as soon as its own tool result is back. Random numbers depend on the
+        engine's seed, policy version, question, rollout and turn alone, so the same call gives the
+        same rollouts again (up to rounding), however fast tools answer.
+
+        Args:
+            questions: what to ask; a question that comes twice gets two groups.
+            group_size: rollouts per question (G).
+            progress: told how far it is, after every step of the engine.
+
+        Returns:
+            One group per question, in order, rollouts sorted by index. A rollout whose tools failed
+            twice is left out, so a group may be smaller than G.
+
+        Raises:
+            DataError: if a question's prompt leaves no room to respond.
+            RolloutError: if no rollout of the phase could be finished.
+        """
+        prompts = [self._prompt(question) for question in questions]
+        limits = self.limits
+        runner = ToolRunner(self.num_tool_threads, limits.tool_timeout_s, limits.tool_retries)
+        phase = RolloutPhase(self.engine, runner, self.toolbox, self.rules, self.reward)
+        copies: Counter[str] = Counter()
+        try:
+            for position, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
+                stream = f"{self.engine.version}/{question.id}/{copies[question.id]}"
+                copies[question.id] += 1
+                for index in range(group_size):
+                    phase.start(position, question, index, f"{stream}/{index}", prompt)
+            phase.run(progress)
+        finally:
+            runner.close()
+        found: list[list[Rollout]] = [[] for _ in questions]
+        for position, rollout in phase.finished:
+            if rollout.stop_reason.counts:
+                found[position].append(rollout)
+        return [
+            RolloutGroup(question, tuple(sorted(rollouts, key=lambda rollout: rollout.index)))
+            for question, rollouts in zip(questions, found, strict=True)
+        ]
+
+    def _prompt(self, question: Question) -> list[int]:
+        ids = self.template.prompt_ids(self.system_prompt, question.text)
+        least = len(ids) + len(self.template.generation_header) + 1
+        if least > self.limits.max_trajectory_tokens:
+            raise DataError(
+                f"Expected a prompt that leaves room within limits.max_trajectory_tokens "
+                f"({self.limits.max_trajectory_tokens}) for question '{question.id}', got "
+                f"{len(ids)} tokens. Raise the limit or drop the question."
+            )
+        return ids

@@ -1,0 +1,83 @@
+"""Text to tokens and back, with a hard line between trusted markup and foreign text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+
+class TextEncoder:
+    """Encodes text either as markup, or as plain text that can not produce a markup token.
+
+    Args:
+        tokenizer: a fast tokenizer of transformers.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        # Some tokenizers add runs of spaces or newlines as tokens; those are text, not markup.
+        added = {
+            int(i): token.content
+            for i, token in tokenizer.added_tokens_decoder.items()
+            if token.special or len(token.content.strip()) > 1
+        }
+        self.markup_ids = frozenset(added)
+        """Ids of special tokens and of merely added ones such as ``<tool_call>``."""
+        # Longest first, so that a literal which contains another is met as a whole.
+        literals = sorted((text for text in added.values() if text), key=len, reverse=True)
+        self._literal = re.compile("|".join(map(re.escape, literals)) or r"(?!)")
+
+    def markup(self, text: str) -> list[int]:
+        """Return trusted text as tokens; markup literals become their own tokens."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def plain(self, text: str) -> list[int]:
+        """Return foreign text as tokens, none of which is markup.
+
+        The tokenizer's own switch covers special tokens but not added ones, so literals are cut
+        after their first character and their halves are encoded apart. Nothing of the text is lost,
+        except a single character that is itself a special token.
+        """
+        ids: list[int] = []
+        start = 0
+        for match in self._literal.finditer(text):
+            cut = match.start() + 1
+            ids += self._unspecial(text[start:cut])
+            start = cut
+        ids += self._unspecial(text[start:])
+        return ids
+
+    def _unspecial(self, text: str) -> list[int]:
+        ids = self.markup(text)
+        if self.markup_ids.isdisjoint(ids):
+            return ids
+        if len(text) == 1:
+            return []
+        middle = len(text) // 2
+        return self._unspecial(text[:middle]) + self._unspecial(text[middle:])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
+        text = self._tokenizer.decode(
+            list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+    def split(self, opening: str, answer: str) -> tuple[list[int], list[int]]:
+        """Return the tokens of two texts as they stand one after the other.
+
+        They are encoded together, as the policy would have written them, unless a token reaches
+        across the border.
+        """
+        encoded = self._tokenizer(
+            opening + answer, add_special_tokens=False, return_offsets_mapping=True
+        )
+        border = len(opening)
+        offsets = encoded["offset_mapping"]
+        count = sum(stop <= border for _, stop in offsets)
+        if count < len(offsets) and offsets[count][0] < border:
+            return self.markup(opening), self.markup(answer)
+        ids = list(encoded["input_ids"])
+        return ids[:count], ids[count:]

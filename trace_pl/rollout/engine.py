@@ -1,0 +1,101 @@
+"""What the agent loop asks of an engine: sample continuations of token ids, take new weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from trace_pl.errors import ConfigError
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How tokens are drawn; the returned log-probs are those of the distribution drawn from."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+    """Together with the stream of a request it fixes every draw of that request."""
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0.0:
+            raise ConfigError(
+                f"Expected a temperature above 0, got {self.temperature}. The paper samples at 1."
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise ConfigError(f"Expected top_p above 0 and up to 1, got {self.top_p}.")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One continuation to sample."""
+
+    request_id: str
+    """Unique among unfinished requests."""
+    prompt_ids: Sequence[int]
+    max_tokens: int
+    """At least 1; the sampled end-of-turn token counts."""
+    stop_token_id: int
+    """Sampling ends after this token, which is kept."""
+    stream: str
+    """Names the random numbers of this request: the same stream, weights and engine seed give the
+    same tokens again, whatever else runs beside it (up to rounding)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What was sampled for one request."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    """At least one id; ends with the stop token exactly if ``finish_reason`` is "stop"."""
+    logprobs: tuple[float, ...]
+    """One log-prob per id, in nats."""
+    finish_reason: FinishReason
+
+
+class RolloutEngine(Protocol):
+    """A sampler that advances many requests together and can be given new weights."""
+
+    @property
+    def version(self) -> int:
+        """Policy version of the weights in use; -1 before the first push."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of one sequence, prompt and continuation together."""
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; it joins the next step."""
+
+    def step(self) -> list[Completion]:
+        """Advance every queued request and return those that finished, in any order."""
+
+    def has_unfinished(self) -> bool:
+        """Return whether :meth:`step` has work to do."""
+
+    def push_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copy new weights in, and forget everything computed with the old ones.
+
+        Args:
+            named_tensors: parameters by their names in a saved checkpoint; a tied head is left out.
+            version: policy version of these weights.
+        """
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the log-prob of each token given those before it, at temperature 1.
+
+        Args:
+            token_ids: T ids, at least 2.
+
+        Returns:
+            (T - 1,) float32 CPU tensor in nats; entry t belongs to token t + 1.
+        """
+
+    def close(self) -> None:
+        """Free what the engine holds; it can not be used afterwards."""

@@ -1,0 +1,187 @@
+"""One collection of rollouts while it runs: who waits for the engine, who for a tool."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import count
+
+from trace_pl.errors import RolloutError
+from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
+from trace_pl.rollout.protocols import Progress, Reward, Toolbox
+from trace_pl.rollout.record import TokenRecord
+from trace_pl.rollout.tool_runner import ToolOutcome, ToolRunner
+from trace_pl.rollout.trajectory import AgentRules, Finish, Reject, Trajectory
+from trace_pl.types import Question, Rollout, StopReason, TokenKind, ToolCall, ToolResult
+
+logger = logging.getLogger(__name__)
+
+_MAX_ATTEMPTS = 2  # of one rollout whose tools failed
+# Ids never repeat, so what an interrupted phase left in the engine matches nothing later.
+_NUMBERS = count()
+_IDLE_WAIT_S = 0.05  # between looks at the clock while only tools work
+
+
+class RolloutPhase:
+    """Advances many trajectories, each as soon as what it waits for is there.
+
+    Args:
+        engine: samples responses.
+        runner: runs tool calls.
+        toolbox: makes the tools of each rollout.
+        rules: what a response or an observation means.
+        reward: grades finished rollouts.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        runner: ToolRunner,
+        toolbox: Toolbox,
+        rules: AgentRules,
+        reward: Reward,
+    ) -> None:
+        self.engine = engine
+        self.runner = runner
+        self.toolbox = toolbox
+        self.rules = rules
+        self.reward = reward
+        self.finished: list[tuple[int, Rollout]] = []
+        """Position of the question and rollout, in the order of finishing."""
+        self._version = engine.version
+        self._generating: dict[str, Trajectory] = {}
+        self._acting: dict[str, tuple[Trajectory, ToolCall, str]] = {}
+        self._num_tokens = 0
+        self._num_turns = 0
+        self._last_failure = ""
+
+    def start(
+        self, position: int, question: Question, index: int, stream: str, prompt: Sequence[int]
+    ) -> None:
+        """Begin a rollout.
+
+        Args:
+            position: of the question among those of the phase.
+            question: what is asked.
+            index: of the rollout in its group.
+            stream: names its random numbers.
+            prompt: token ids of the prompt.
+        """
+        record = TokenRecord()
+        record.append(prompt, TokenKind.PROMPT)
+        session = self.toolbox.session(question.text)
+        self._generate(Trajectory(position, question, index, stream, 0, session, record))
+
+    def run(self, progress: Progress | None) -> None:
+        """Work until every rollout has ended.
+
+        Raises:
+            RolloutError: if the engine loses requests, or no rollout could be finished.
+        """
+        num_total = len(self._generating) + len(self.finished)
+        while self._generating or self._acting:
+            if self._generating:
+                if not self.engine.has_unfinished():
+                    raise RolloutError(
+                        f"Expected the engine to work on {len(self._generating)} requests, got an "
+                        "idle engine. It dropped them; look at its log."
+                    )
+                for completion in self.engine.step():
+                    self._on_completion(completion)
+            if self._acting:
+                # While the engine has work it is not kept waiting: fast tools make the next step.
+                wait_s = 0.0 if self._generating else _IDLE_WAIT_S
+                for outcome in self.runner.poll(wait_s):
+                    self._on_tool(outcome)
+            if progress is not None:
+                progress(len(self.finished), num_total, self._num_tokens, self._num_turns)
+        if num_total and not any(rollout.stop_reason.counts for _, rollout in self.finished):
+            raise RolloutError(
+                f"Expected rollouts, but all {num_total} failed; the last failure was "
+                f"{self._last_failure}. Check the tool's service, or raise `limits.tool_timeout_s`."
+            )
+
+    def _generate(self, trajectory: Trajectory) -> None:
+        """Ask the engine for the next response, if there is room for one."""
+        max_tokens = self.rules.open_response(trajectory)
+        if max_tokens == 0:
+            self._finish(trajectory, Finish(StopReason.MAX_TOKENS))
+            return
+        request_id = f"request-{next(_NUMBERS)}"
+        trajectory.num_requests += 1
+        self._generating[request_id] = trajectory
+        self.engine.submit(
+            GenerationRequest(
+                request_id,
+                tuple(trajectory.record.token_ids),
+                max_tokens,
+                self.rules.template.end_of_turn,
+                stream=f"{trajectory.stream}/{trajectory.num_requests}",
+            )
+        )
+
+    def _on_completion(self, completion: Completion) -> None:
+        """Take a response in and do what it asks for."""
+        trajectory = self._generating.pop(completion.request_id, None)
+        if trajectory is None:
+            return
+        self._num_tokens += len(completion.token_ids)
+        decision = self.rules.read(trajectory, completion)
+        if isinstance(decision, Finish):
+            self._finish(trajectory, decision)
+        elif isinstance(decision, Reject):
+            self._observe(trajectory, ToolCall("", {}), ToolResult(decision.error, error="parse"))
+        else:
+            call, session = decision.call, trajectory.session
+            self._acting[completion.request_id] = (trajectory, call, decision.note)
+            self.runner.submit(completion.request_id, lambda: session.call(call))
+
+    def _on_tool(self, outcome: ToolOutcome) -> None:
+        """Take a tool's result in, or begin the rollout anew if the tool's service failed."""
+        trajectory, call, note = self._acting.pop(outcome.key)
+        if outcome.result is not None:
+            result = outcome.result
+            self._observe(trajectory, call, replace(result, text=note + result.text))
+            return
+        rollout_id = f"{trajectory.question.id}/{trajectory.index}"
+        self._last_failure = f"tool '{call.name}' in rollout {rollout_id}: {outcome.failure}"
+        logger.warning("Infrastructure failure of %s", self._last_failure)
+        if trajectory.attempt + 1 >= _MAX_ATTEMPTS:
+            self._finish(trajectory, Finish(StopReason.INFRASTRUCTURE))
+            return
+        record = TokenRecord()
+        prompt = trajectory.record.token_ids[: trajectory.record.prompt_length]
+        record.append(prompt, TokenKind.PROMPT)
+        trajectory.attempt += 1
+        trajectory.record = record
+        trajectory.session = self.toolbox.session(trajectory.question.text)
+        trajectory.consecutive_errors = 0
+        self._generate(trajectory)
+
+    def _observe(self, trajectory: Trajectory, call: ToolCall, result: ToolResult) -> None:
+        """Give an observation to a rollout and let it go on."""
+        reason = self.rules.observe(trajectory, call, result)
+        if reason is StopReason.MAX_TOKENS:  # the observation did not fit, so there was no turn
+            self._finish(trajectory, Finish(reason))
+            return
+        self._num_turns += 1
+        if reason is None:
+            self._generate(trajectory)
+        else:
+            self._finish(trajectory, Finish(reason))
+
+    def _finish(self, trajectory: Trajectory, end: Finish) -> None:
+        """Grade a rollout and freeze it."""
+        record, question = trajectory.record, trajectory.question
+        reward = self.reward(question, end.answer, record.turns) if end.reason.counts else 0.0
+        if not math.isfinite(reward):
+            raise RolloutError(
+                f"Expected a finite reward in rollout {question.id}/{trajectory.index}, got "
+                f"{reward}. Check the reward class."
+            )
+        rollout = record.finish(
+            question, trajectory.index, end.reason, end.answer, reward, self._version
+        )
+        self.finished.append((trajectory.position, rollout))

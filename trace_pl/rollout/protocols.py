@@ -1,0 +1,44 @@
+"""What the agent loop asks of tools, rewards and progress displays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from trace_pl.types import Question, ToolCall, ToolResult, Turn
+
+Progress = Callable[[int, int, int, int], None]
+"""Told (finished rollouts, all rollouts, sampled tokens, tool turns) as they grow."""
+
+
+class ToolSession(Protocol):
+    """The tools as one rollout sees them."""
+
+    def call(self, call: ToolCall, /) -> ToolResult:
+        """Run a call; mistakes of the policy are results, exceptions are failures of the service.
+
+        A call that ran out of time may still be running when it is made again.
+        """
+
+
+class Toolbox(Protocol):
+    """Tools that many rollouts use at once."""
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Return the tools' JSON schemas for the chat template."""
+
+    def session(self, question: str, /) -> ToolSession:
+        """Return fresh tools for one rollout of a question."""
+
+
+class Reward(Protocol):
+    """Outcome reward of a finished rollout."""
+
+    def __call__(self, question: Question, answer: str | None, turns: Sequence[Turn]) -> float:
+        """Return the reward; it must be finite.
+
+        Args:
+            question: the question with its gold answers.
+            answer: text of the final answer, None if there was none.
+            turns: the tool turns.
+        """

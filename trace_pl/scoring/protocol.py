@@ -1,0 +1,102 @@
+"""What a stage asks of a scorer: log-probs of given answers after given prefixes.
+
+The credit stages know only these types, so they are tested with a lookup table and run unchanged
+on any model that can score text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from torch import Tensor
+
+from trace_pl.errors import CreditError
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """One way to state an answer right after a prefix."""
+
+    opening_ids: tuple[int, ...]
+    """Teacher-forced tokens before the answer; they are read but never scored. May be empty."""
+    answer_ids: tuple[int, ...]
+    """The scored tokens."""
+
+    def __post_init__(self) -> None:
+        if not self.answer_ids:
+            raise CreditError(
+                "Expected at least one answer token in a branch, got none. "
+                "Does the tokenizer drop every character of the gold answer?"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeRequest:
+    """Score every branch after every prefix of one rollout."""
+
+    rollout_id: str
+    token_ids: Tensor
+    """(T,) int64, the rollout's token record; tokens beyond the last prefix are ignored."""
+    prefix_ends: tuple[int, ...]
+    """N + 1 strictly increasing token counts, each in 1 .. T."""
+    branches: tuple[Branch, ...]
+    """A branches, the same at every prefix."""
+
+    def __post_init__(self) -> None:
+        ends = self.prefix_ends
+        is_rising = all(a < b for a, b in pairwise(ends))
+        if not ends or not is_rising or ends[0] < 1 or ends[-1] > len(self.token_ids):
+            raise CreditError(
+                f"Expected strictly increasing prefix ends within 1 .. {len(self.token_ids)} in "
+                f"rollout {self.rollout_id}, got {list(ends)}. Check the segmenter."
+            )
+        if not self.branches:
+            raise CreditError(
+                f"Expected at least one answer branch for rollout {self.rollout_id}, got none. "
+                "Give the question a gold answer."
+            )
+
+
+class Scorer(Protocol):
+    """Anything that gives mean answer log-probs for a batch of requests."""
+
+    def score(self, requests: Sequence[ProbeRequest]) -> list[Tensor]:
+        """Return the mean log-prob of each answer after each prefix.
+
+        With S_k the k-th prefix, w_a the opening and y_a1 .. y_an the answer of branch a (TRACE,
+        arXiv 2607.13988, value definition):
+
+            score[k, a] = (1/n) * sum_t log pi(y_at | S_k, w_a, y_a<t)
+
+        at temperature 1, with the log-softmax taken in float32.
+
+        Args:
+            requests: what to score; requests may differ in every length.
+
+        Returns:
+            One (N + 1, A) float32 CPU tensor in nats per request, in the order of the requests.
+
+        Raises:
+            CreditError: if a score is not finite; it names rollout, boundary and branch.
+        """
+        ...
+
+
+class AnswerRenderer(Protocol):
+    """Turns an answer into the tokens that would state it after a prefix."""
+
+    def render(self, opening: str, answer: str) -> Branch:
+        """Return the branch that states ``answer`` after the words ``opening``.
+
+        Args:
+            opening: text between the start of the assistant's message and the answer.
+            answer: one accepted gold answer.
+
+        Returns:
+            The assistant header, closed thinking block and opening as ``opening_ids``, the answer
+            alone as ``answer_ids``.
+        """
+        ...

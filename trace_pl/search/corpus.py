@@ -1,0 +1,138 @@
+"""The documents a policy may search, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trace_pl.data.records import Record, clean_text, read_records
+from trace_pl.errors import DataError
+from trace_pl.search.analysis import analyse
+
+# A block of "key: value" lines between two "---" lines at the very start. A rule or a table further
+# down is part of the text, and so is a first "---" that no such block follows.
+_FRONT_MATTER = re.compile(
+    r"\A---[ \t]*\n((?:[A-Za-z_][\w -]*:.*\n|[ \t]+\S.*\n|- .*\n|[ \t]*\n)+)---[ \t]*(?:\n|\Z)"
+)
+_TITLE_LINE = re.compile(r"^title:[ \t]*(.*)(?:\n|\Z)", re.MULTILINE | re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One page."""
+
+    id: str
+    title: str
+    text: str
+
+
+class Corpus(Mapping[str, Document]):
+    """Documents by docid, in the order given.
+
+    Newlines are normalised and control characters removed; all other text is kept as it came.
+
+    Args:
+        documents: At least one; ids are unique.
+
+    Raises:
+        DataError: if there is none, or two share an id.
+    """
+
+    def __init__(self, documents: Iterable[Document]) -> None:
+        self._documents: dict[str, Document] = {}
+        for document in documents:
+            if document.id in self._documents:
+                raise DataError(
+                    f"Expected unique docids in the corpus, got '{document.id}' twice. Rename or "
+                    "drop one of the two documents."
+                )
+            self._documents[document.id] = Document(
+                document.id, clean_text(document.title), clean_text(document.text)
+            )
+        if not self._documents:
+            raise DataError("Expected at least one document in the corpus, got none.")
+
+    @classmethod
+    def from_jsonl(cls, path: str | Path) -> Corpus:
+        """Read a corpus from a JSONL file.
+
+        Each line holds ``docid`` or ``id``, ``text`` or ``contents`` and, if it likes, ``title``.
+        Front matter at the start of a text gives the title when the field is missing; its other
+        lines move below the text. A document without any title is titled by its docid.
+
+        Args:
+            path: The file.
+
+        Raises:
+            ConfigError: if there is no such file.
+            DataError: if it holds no document, a line breaks the format, or two share a docid.
+        """
+        documents: list[Document] = []
+        places: dict[str, str] = {}
+        for record in read_records(path):
+            document = _document(record)
+            if document.id in places:
+                raise DataError(
+                    f"Expected a new docid at {record.place}, got '{document.id}', which is "
+                    f"already at {places[document.id]}. Rename or drop one of the two."
+                )
+            places[document.id] = record.place
+            documents.append(document)
+        if not documents:
+            raise DataError(f"Expected at least one document in '{path}', got an empty file.")
+        return cls(documents)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over all documents, whatever their order."""
+        digest = hashlib.sha256()
+        for id_ in sorted(self._documents):
+            document = self._documents[id_]
+            row = json.dumps([document.id, document.title, document.text])
+            digest.update(row.encode() + b"\n")
+        return digest.hexdigest()
+
+    @cached_property
+    def title_terms(self) -> frozenset[str]:
+        """Search terms of all titles: the words that name a page."""
+        return frozenset(term for doc in self._documents.values() for term in analyse(doc.title))
+
+    def __getitem__(self, docid: str) -> Document:
+        """Return the document of that docid."""
+        return self._documents[docid]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the docids."""
+        return iter(self._documents)
+
+    def __len__(self) -> int:
+        """Return the number of documents."""
+        return len(self._documents)
+
+
+def _document(record: Record) -> Document:
+    id_ = record.identifier("docid", "id")
+    title, text = _split_front_matter(record.text("text", "contents"))
+    if record.fields.get("title"):
+        title = record.text("title")
+    return Document(id_, title or id_, text)
+
+
+def _split_front_matter(text: str) -> tuple[str, str]:
+    """Return the title in the front matter ("" if none) and the text without it.
+
+    Authors and dates can be evidence, so they stay; below the text, since a search result shows how
+    a text begins.
+    """
+    front = _FRONT_MATTER.match(text)
+    if front is None:
+        return "", text
+    found = _TITLE_LINE.search(front[1])
+    title = found[1].strip().strip("\"'") if found else ""
+    rest = _TITLE_LINE.sub("", front[1], count=1).strip("\n")
+    return title, "\n\n".join(part for part in (text[front.end() :].strip("\n"), rest) if part)

@@ -1,0 +1,131 @@
+"""Reading calls and answers out of what the policy wrote."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import NoReturn, Protocol
+
+from trace_pl.types import ToolCall
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """One assistant turn; at most one of ``calls``, ``answer`` and ``error`` is there.
+
+    A turn with none of them ends the rollout without an answer.
+    """
+
+    calls: tuple[ToolCall, ...] = ()
+    """Every call of the turn. Only the first is run; ``note`` tells the policy so."""
+    answer: str | None = None
+    error: str | None = None
+    """Why the turn can not be used, as a text for the policy."""
+
+    @property
+    def note(self) -> str:
+        """A line to put before the result of the first call; empty for a single call."""
+        count = len(self.calls)
+        return f"Only the first of {count} calls was run.\n" if count > 1 else ""
+
+
+class ToolCallFormat(Protocol):
+    """How a family of models writes tool calls and answers."""
+
+    def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
+        """Read one assistant turn; never raises.
+
+        Args:
+            text: The turn with its special tokens, from after the generation header to before the
+                end-of-turn token.
+            thinking_open: Whether the generation header already opened the thinking block.
+        """
+
+
+class HermesFormat:
+    """Qwen's format: ``<tool_call>`` around ``{"name": ..., "arguments": {...}}``.
+
+    Only what follows the last thinking block is read: a call or an answer that the policy merely
+    thinks of is neither run nor graded. A malformed call spoils its turn, for arguments are never
+    guessed. Of several calls the first is run. Without a call, the last complete
+    ``<answer>...</answer>`` is the final answer.
+    """
+
+    def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
+        """Read one assistant turn; never raises."""
+        _, closed, visible = text.rpartition("</think>")
+        if "<think>" in visible or (thinking_open and not closed):
+            return ParsedTurn(error="Error: unclosed thinking block.")
+        try:
+            calls = _calls(visible)
+        except _MalformedCall as problem:
+            return ParsedTurn(error=f"Error: {problem} Nothing was run.")
+        if calls:
+            return ParsedTurn(calls=calls)
+        answers = _ANSWER.findall(visible)
+        return ParsedTurn(answer=answers[-1].strip() if answers else None)
+
+
+_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+_SPACE = re.compile(r"\s*")
+
+
+class _MalformedCall(Exception):
+    """A tool call that can not be read; the message is for the policy."""
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+
+
+def _calls(text: str) -> tuple[ToolCall, ...]:
+    """Return the calls in a text, in order.
+
+    The JSON decoder, not the closing tag, decides where an object ends: a query may hold the tag.
+    """
+    calls: list[ToolCall] = []
+    at = 0
+    while (start := text.find(_OPEN, at)) >= 0:
+        _refuse_stray_close(text[at:start])
+        begin = _after_space(text, start + len(_OPEN))
+        if begin == len(text):
+            raise _MalformedCall("the tool call is not closed.")
+        try:
+            value, end = _DECODER.raw_decode(text, begin)
+        except (ValueError, RecursionError) as error:
+            reason = error.msg if isinstance(error, json.JSONDecodeError) else "no JSON"
+            raise _MalformedCall(f"the tool call is not valid JSON ({reason}).") from error
+        end = _after_space(text, end)
+        if not text.startswith(_CLOSE, end):
+            problem = "is not closed" if end == len(text) else "holds more than one JSON object"
+            raise _MalformedCall(f"the tool call {problem}.")
+        calls.append(_call(value))
+        at = end + len(_CLOSE)
+    _refuse_stray_close(text[at:])
+    return tuple(calls)
+
+
+def _call(value: object) -> ToolCall:
+    if not isinstance(value, dict):
+        raise _MalformedCall("the tool call is not a JSON object.")
+    name, arguments = value.get("name"), value.get("arguments")
+    if not isinstance(name, str) or not name:
+        raise _MalformedCall('the tool call needs a text as "name".')
+    if not isinstance(arguments, dict):
+        raise _MalformedCall('the tool call needs an object as "arguments".')
+    return ToolCall(name, arguments)
+
+
+def _refuse_stray_close(text: str) -> None:
+    if _CLOSE in text:
+        raise _MalformedCall("a tool call is closed that was not opened.")
+
+
+def _after_space(text: str, at: int) -> int:
+    space = _SPACE.match(text, at)
+    return space.end() if space else at

@@ -1,0 +1,218 @@
+"""The frozen data that flows from question to token advantage.
+
+Shape letters used across the project: B rows of a minibatch, T tokens of one rollout, G rollouts
+of one question, N tool turns of one rollout, V vocabulary. Values live *at boundaries* (N + 1),
+credit lives *on turns* (N). Log-probabilities are natural logs (nats) in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trace_pl.errors import CreditError, DataError
+
+
+class TokenKind(IntEnum):
+    """Who wrote a token. Only ``ACTION`` tokens were sampled from the policy and carry loss."""
+
+    PROMPT = 0
+    ACTION = 1
+    OBSERVATION = 2
+    TEMPLATE = 3
+
+
+class StopReason(StrEnum):
+    """Why a rollout ended."""
+
+    ANSWERED = "answered"
+    MAX_TURNS = "max_turns"
+    MAX_TOKENS = "max_tokens"
+    """The trajectory reached its own token limit."""
+    LENGTH = "length"
+    """One response reached the limit for a single response."""
+    TOOL_FAILURE = "tool_failure"
+    """Too many tool errors in a row."""
+    INFRASTRUCTURE = "infrastructure"
+    """The engine or a tool service failed; the policy is not to blame."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether the rollout says something about the policy, so may enter group statistics."""
+        return self is not StopReason.INFRASTRUCTURE
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One task: a question with one reward at the end."""
+
+    id: str
+    text: str
+    answers: tuple[str, ...]
+    """Accepted gold answers; the first is canonical, the others are aliases."""
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """Free facts about the question, e.g. ``hops`` and ``evidence`` (docids)."""
+
+    def __post_init__(self) -> None:
+        if not self.text.strip():
+            raise DataError(f"Expected a question text in question '{self.id}', got an empty one.")
+        if not self.answers or any(not answer.strip() for answer in self.answers):
+            raise DataError(
+                f"Expected at least one non-empty gold answer in question '{self.id}', got "
+                f"{list(self.answers)!r}. Add the answer or drop the row."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call as the policy wrote it; ``name`` is empty when the call could not be parsed."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What a tool gave back. Errors are text for the policy, never exceptions."""
+
+    text: str
+    error: str | None = None
+    """Kind of failure (``parse``, ``unknown_tool``, ``arguments``, ``timeout``, ``tool``)."""
+    docids: tuple[str, ...] = ()
+    """Documents shown to the policy by this result."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One tool turn: an action and the observation it brought, as token spans of the record."""
+
+    action_start: int
+    action_stop: int
+    """End of the sampled tokens (exclusive), the end-of-turn token included."""
+    observation_stop: int
+    """End of the observation message (exclusive), its closing template tokens included."""
+    call: ToolCall
+    result: ToolResult
+
+
+@dataclass(frozen=True, eq=False)
+class Rollout:
+    """One finished trajectory: the append-only token record and what happened in it."""
+
+    question: Question
+    index: int
+    """Position in the group, 0 .. G-1."""
+    token_ids: Tensor
+    """(T,) int64, exactly the ids that were sampled or appended."""
+    kinds: Tensor
+    """(T,) uint8 of :class:`TokenKind`."""
+    logprobs: Tensor
+    """(T,) float32, sampling log-prob in nats on ACTION tokens, 0 elsewhere."""
+    prompt_length: int
+    """Tokens of the prompt alone: the end of S_0."""
+    turns: tuple[Turn, ...]
+    stop_reason: StopReason
+    answer: str | None
+    """Text of the final answer, None when the policy gave none."""
+    reward: float
+    policy_version: int
+
+    def __post_init__(self) -> None:
+        lengths = {len(self.token_ids), len(self.kinds), len(self.logprobs)}
+        if len(lengths) != 1:
+            raise CreditError(
+                f"Expected ids, kinds and log-probs of one length in rollout {self.id}, got "
+                f"{len(self.token_ids)}, {len(self.kinds)} and {len(self.logprobs)}."
+            )
+
+    @property
+    def id(self) -> str:
+        """Name of this rollout in messages: question id and group position."""
+        return f"{self.question.id}/{self.index}"
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """(T,) bool, true on sampled tokens."""
+        return self.kinds == TokenKind.ACTION
+
+    @property
+    def num_turns(self) -> int:
+        """Number of completed tool turns (N)."""
+        return len(self.turns)
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether the outcome reward is positive."""
+        return self.reward > 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class RolloutGroup:
+    """The G countable rollouts of one question, all from one policy version."""
+
+    question: Question
+    rollouts: tuple[Rollout, ...]
+
+    @property
+    def rewards(self) -> Tensor:
+        """(G,) float32 outcome rewards."""
+        return torch.tensor([rollout.reward for rollout in self.rollouts], dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Boundaries:
+    """Where the N + 1 prefixes S_0 .. S_N of one rollout end."""
+
+    rollout_id: str
+    prefix_ends: tuple[int, ...]
+    """Strictly increasing token counts; S_k is ``token_ids[:prefix_ends[k]]``."""
+
+    def __post_init__(self) -> None:
+        ends = self.prefix_ends
+        if not ends or ends[0] < 1 or any(b <= a for a, b in zip(ends, ends[1:], strict=False)):
+            raise CreditError(
+                f"Expected strictly increasing prefix ends from 1 up in rollout {self.rollout_id}, "
+                f"got {list(ends)}."
+            )
+
+    @property
+    def num_turns(self) -> int:
+        """Number of transitions (N)."""
+        return len(self.prefix_ends) - 1
+
+
+@dataclass(frozen=True, eq=False)
+class ProbeValues:
+    """How ready the prober is to give the gold answer, at each boundary."""
+
+    rollout_id: str
+    mean_logprobs: Tensor
+    """(N + 1,) float32, mean log-prob of the gold answer's tokens, in nats."""
+    values: Tensor
+    """(N + 1,) float32, transformed readiness; the first is exactly 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class TurnCredit:
+    """One number for each turn."""
+
+    rollout_id: str
+    credit: Tensor
+    """(N,) float32, in nats."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenAdvantages:
+    """The advantage of every token, and the parts it was made of."""
+
+    rollout_id: str
+    advantages: Tensor
+    """(T,) float32, zero off the sampled tokens."""
+    outcome_advantage: float
+    turn_rewards: Tensor
+    """(N,) float32, anchored turn rewards r_k; zeros for an outcome-only anchor."""
