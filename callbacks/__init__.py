@@ -4,6 +4,7 @@ from callbacks.anchors import OutcomeOnly, TraceAnchor
 from callbacks.backups import KStepTD
 from callbacks.probers import FrozenReferenceProber
 from callbacks.rollout_samples import RolloutSamples
+from callbacks.rollout_writer import RolloutWriter
 from callbacks.run_summary import RunSummary
 from callbacks.segmenters import ToolCallSegmenter
 from callbacks.value_curve import ValueCurve
@@ -13,6 +14,7 @@ __all__ = [
     "KStepTD",
     "OutcomeOnly",
     "RolloutSamples",
+    "RolloutWriter",
     "RunSummary",
     "ToolCallSegmenter",
     "TraceAnchor",

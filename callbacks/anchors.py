@@ -14,7 +14,6 @@ from trace_pl.credit.anchoring import (
     token_advantages,
 )
 from trace_pl.credit.stages import Anchor
-from trace_pl.credit.td import check_backup_settings
 from trace_pl.errors import ConfigError
 from trace_pl.types import Boundaries, RolloutGroup, TokenAdvantages, TurnCredit
 
@@ -25,9 +24,8 @@ class TraceAnchor(Anchor):
     Args:
         outcome_weight: alpha_out, weight of the outcome advantage on every sampled token.
         turn_weight: alpha_turn, weight of the anchored turn reward.
-        num_steps: K of the backup; the outcome is added to the last K turns.
-        discount: gamma of the backup.
-        terminal_scale: lambda, weight of the outcome within the turn reward.
+        terminal_scale: lambda, weight of the outcome within the turn reward of the last K turns; K
+            and gamma are those of the backup.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -37,18 +35,13 @@ class TraceAnchor(Anchor):
         self,
         outcome_weight: float = 1.0,
         turn_weight: float = 0.2,
-        num_steps: int = 3,
-        discount: float = 0.8,
         terminal_scale: float = 2.0,
     ) -> None:
-        check_backup_settings(num_steps, discount)
         _require_weight("outcome_weight", outcome_weight)
         _require_weight("turn_weight", turn_weight)
         _require_weight("terminal_scale", terminal_scale)
         self.outcome_weight = outcome_weight
         self.turn_weight = turn_weight
-        self.num_steps = num_steps
-        self.discount = discount
         self.terminal_scale = terminal_scale
 
     def anchor(
@@ -64,7 +57,7 @@ class TraceAnchor(Anchor):
             group.rollouts, boundaries, credits, outcomes, strict=True
         ):
             rewards = anchored_turn_rewards(
-                credit.credit, outcome, self.num_steps, self.discount, self.terminal_scale
+                credit.credit, outcome, credit.num_steps, credit.discount, self.terminal_scale
             )
             advantages = token_advantages(
                 rollout.loss_mask,

@@ -12,7 +12,7 @@ class KStepTD(Backup):
 
     Args:
         num_steps: K, at least 1; 1 gives plain one-step differences.
-        discount: gamma, in 0 .. 1. The anchor must use the same two numbers.
+        discount: gamma, in 0 .. 1. Both numbers travel with the credit to the anchor.
 
     Raises:
         ConfigError: if either is out of range.
@@ -26,4 +26,4 @@ class KStepTD(Backup):
     def backup(self, values: ProbeValues) -> TurnCredit:
         """Return :func:`trace_pl.credit.td.k_step_backup` of the rollout's values."""
         credit = k_step_backup(values.values, self.num_steps, self.discount)
-        return TurnCredit(values.rollout_id, credit)
+        return TurnCredit(values.rollout_id, credit, self.num_steps, self.discount)

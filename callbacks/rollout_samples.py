@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
 
@@ -11,6 +12,8 @@ from trace_pl.credit.assigner import CreditObserver
 from trace_pl.credit.pipeline import CreditReport
 from trace_pl.errors import ConfigError
 from trace_pl.types import Rollout, RolloutGroup
+
+Decode = Callable[[Sequence[int]], str]
 
 
 class RolloutSamples(CreditObserver):
@@ -47,7 +50,7 @@ class RolloutSamples(CreditObserver):
                 writer.add_text(f"rollout/{number}", text, trainer.global_step)
 
 
-def render_rollout(rollout: Rollout, decode: Any, turn_rewards: list[float]) -> str:
+def render_rollout(rollout: Rollout, decode: Decode, turn_rewards: list[float]) -> str:
     """Return a rollout as Markdown; whatever the policy or a page wrote stays plain text."""
     question, gold = rollout.question.text, " | ".join(rollout.question.answers)
     parts = [f"**{escape(question)}** (gold: {escape(gold)})"]

@@ -44,15 +44,21 @@ class RunSummary(Callback):
         """Restore the first evaluation."""
         self._evaluations = list(state_dict["first"])
 
-    def on_fit_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_fit_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
         """Start the clock."""
         self._start = time.perf_counter()
 
-    def on_train_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_train_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
         """Start the clock of training proper."""
         self._train_start = time.perf_counter()
 
-    def on_validation_epoch_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_validation_epoch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
         """Remember this evaluation; log the first one, which Lightning itself would drop."""
         metrics = {
             name.removeprefix("validation/"): float(value)
@@ -67,7 +73,7 @@ class RunSummary(Callback):
             first = {f"validation/{name}": value for name, value in metrics.items()}
             trainer.logger.log_metrics(first, step=0)
 
-    def on_fit_end(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Write and print the summary."""
         if not self._evaluations or trainer.log_dir is None or not trainer.is_global_zero:
             return
@@ -106,10 +112,11 @@ class RunSummary(Callback):
 def render_summary(summary: dict[str, Any], folder: Path) -> str:
     """Return the few lines a person wants to read when a run has ended."""
     before, after = summary["success_before"], summary["success_after"]
+    turns_before, turns_after = summary["tool_turns_before"], summary["tool_turns_after"]
     lines = [
         "",
         f"Held-out success  {before:.1%} -> {after:.1%}   ({summary['questions']} questions)",
-        f"Tool turns        {summary['tool_turns_before']:.1f} -> {summary['tool_turns_after']:.1f}",
+        f"Tool turns        {turns_before:.1f} -> {turns_after:.1f}",
         f"Training          {summary['epochs']} epochs, {summary['updates']} updates, "
         f"{summary['training_seconds']:.0f} s",
         f"Checkpoint        {summary['checkpoint'] or 'none'}",

@@ -17,7 +17,7 @@ from trace_pl.types import (
     Turn,
 )
 
-P, A, O, T = TokenKind.PROMPT, TokenKind.ACTION, TokenKind.OBSERVATION, TokenKind.TEMPLATE
+P, A, T = TokenKind.PROMPT, TokenKind.ACTION, TokenKind.TEMPLATE
 
 
 def question(number: int = 0) -> Question:
@@ -40,7 +40,7 @@ def rollout(
     spans = []
     for action, observation in turns:
         start = len(kinds) + 1
-        kinds += [T] + [A] * action + [T] + [O] * observation + [T]
+        kinds += [T] + [A] * action + [T] + [TokenKind.OBSERVATION] * observation + [T]
         spans.append((start, start + action, len(kinds)))
     kinds += [T] + [A] * final
     kinds_T = torch.tensor([int(k) for k in kinds], dtype=torch.uint8)

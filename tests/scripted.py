@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trace_pl.rollout.engine import Completion, GenerationRequest
+from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.types import ToolCall, ToolResult
 
@@ -18,7 +18,7 @@ def search(query: str) -> str:
     return f'<tool_call>\n{{"name": "search", "arguments": {{"query": "{query}"}}}}\n</tool_call>'
 
 
-class ScriptedEngine:
+class ScriptedEngine(RolloutEngine):
     """Replays texts: ``script["q1/0"]`` are the responses of rollout 0 of question q1, in order.
 
     ``"*"`` holds those of all other rollouts. Every step finishes all waiting requests but those

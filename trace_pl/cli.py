@@ -23,7 +23,7 @@ SLOTS: dict[str, tuple[type, str]] = {
     "credit.backup": (Backup, "callbacks.KStepTD"),
     "credit.anchor": (Anchor, "callbacks.TraceAnchor"),
 }
-"""Slot name -> (stage, default class): swap one by key, e.g. `--credit.anchor callbacks.OutcomeOnly`."""
+"""Slot -> (stage, default class); swapped by key: `--credit.anchor callbacks.OutcomeOnly`."""
 
 
 class TraceCLI(LightningCLI):
@@ -65,7 +65,7 @@ class TraceCLI(LightningCLI):
 
 
 def run_root(config: Namespace) -> Path | None:
-    """Return the folder that holds the versions of a run, None without a TensorBoard-like logger."""
+    """Return the folder that holds the versions of a run, None without such a logger."""
     logger = config["trainer"].get("logger")
     settings = getattr(logger, "init_args", None)
     if settings is None or "save_dir" not in settings:

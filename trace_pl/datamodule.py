@@ -174,7 +174,9 @@ class RolloutDataModule(lightning.LightningDataModule):
         report = check_parity(engine, module.policy, prompt, self.parity_tolerance)
         self.parity = report.max_abs_diff
 
-    def collect(self, questions: Sequence[Question], group_size: int, what: str) -> list[RolloutGroup]:
+    def collect(
+        self, questions: Sequence[Question], group_size: int, what: str
+    ) -> list[RolloutGroup]:
         """Sample ``group_size`` rollouts of each question from the current policy."""
         self.pull_weights()
         total = len(questions) * group_size
@@ -249,9 +251,7 @@ class RolloutDataModule(lightning.LightningDataModule):
 class EvaluationRollouts(IterableDataset[list[RolloutGroup]]):
     """One rollout of each question, generated when iterated; sized, so nothing is prefetched."""
 
-    def __init__(
-        self, data: RolloutDataModule, questions: Sequence[Question], name: str
-    ) -> None:
+    def __init__(self, data: RolloutDataModule, questions: Sequence[Question], name: str) -> None:
         """Remember what to ask."""
         self.data = data
         self.questions = questions

@@ -2,7 +2,7 @@
 
 
 class TraceError(Exception):
-    """Base of all errors that trace_pl raises on purpose; the command line prints it as one line."""
+    """Base of all errors raised on purpose; the command line prints it as one line."""
 
 
 class ConfigError(TraceError, ValueError):

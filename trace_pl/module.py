@@ -1,7 +1,8 @@
-"""The LightningModule: policy, frozen reference, loss, logging, optimizer. It knows nothing of credit."""
+"""The LightningModule: policy, frozen reference, loss, optimizer. It knows nothing of credit."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import lightning
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -57,6 +59,8 @@ class TraceModule(lightning.LightningModule):
         self.dtype_name = dtype
         self.max_bad_steps = max_bad_steps
         self._bad_steps = 0
+        self._bad_rows: tuple[str, ...] = ()
+        self._update_start = 0.0
         # A tuple hides the reference from the module tree: a frozen copy belongs in neither the
         # optimizer nor a checkpoint. The price is that nobody else moves it to the device.
         self._reference: tuple[PreTrainedModel, ...] = ()
@@ -89,13 +93,25 @@ class TraceModule(lightning.LightningModule):
             if not (tied and name == "lm_head.weight"):
                 yield name, tensor.detach()
 
+    def transfer_batch_to_device(
+        self, batch: Minibatch | list[RolloutGroup], device: torch.device, dataloader_idx: int
+    ) -> Minibatch | list[RolloutGroup]:
+        """Move a minibatch; evaluation batches are frozen records that stay where they are."""
+        return batch.to(device) if isinstance(batch, Minibatch) else batch
+
     # --- training ---------------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
         """Fix the old log-probs before the first step, unless every row is strictly on-policy."""
+        self._update_start = time.perf_counter()
         buffer = self.trainer.datamodule.buffer  # type: ignore[attr-defined]
         if not buffer.plan.is_on_policy:
             buffer.old_logprobs = self.current_logprobs(buffer)
+
+    def on_train_epoch_end(self) -> None:
+        """Log how long the updates of this epoch took."""
+        seconds = time.perf_counter() - self._update_start
+        self.log("time/update_s", seconds, batch_size=1, sync_dist=True)
 
     @torch.no_grad()
     def current_logprobs(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
@@ -134,10 +150,16 @@ class TraceModule(lightning.LightningModule):
         # Each metric is this micro-batch's share of the step; the epoch mean times the number of
         # micro-batches is the mean over steps.
         for name, value in metrics.items():
-            self.log(f"loss/{name}", value * scale, on_step=False, on_epoch=True, batch_size=1)
+            self.log(
+                f"loss/{name}",
+                value * scale,
+                on_step=False,
+                on_epoch=True,
+                batch_size=1,
+                sync_dist=True,
+            )
         if not torch.isfinite(outputs.loss):
-            self._report_bad(f"loss of rollouts {', '.join(batch.rollout_ids[:4])}")
-            return torch.nan_to_num(outputs.loss, 0.0, 0.0, 0.0) * 0.0
+            self._bad_rows += batch.rollout_ids
         # Lightning divides by the micro-batches of a step; the loss is already normalised by all
         # tokens of the step, so undo that.
         return outputs.loss * scale
@@ -146,22 +168,23 @@ class TraceModule(lightning.LightningModule):
         """Skip a step whose gradient is not finite; stop when that happens again and again."""
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        self.log("loss/gradient_norm", norm, on_step=False, on_epoch=True, batch_size=1)
-        if torch.isfinite(norm):
+        self.log(
+            "loss/gradient_norm", norm, on_step=False, on_epoch=True, batch_size=1, sync_dist=True
+        )
+        bad_rows, self._bad_rows = self._bad_rows, ()
+        if torch.isfinite(norm) and not bad_rows:
             self._bad_steps = 0
             return
         for parameter in self.policy.parameters():
             parameter.grad = None
-        self._report_bad("gradient")
-
-    def _report_bad(self, what: str) -> None:
         self._bad_steps += 1
+        where = f"the loss of rollouts {', '.join(bad_rows[:4])}" if bad_rows else "the gradient"
         if self._bad_steps >= self.max_bad_steps:
             raise NumericalError(
-                f"Expected a finite {what} at step {self.global_step}, got a non-finite one "
-                f"{self._bad_steps} steps in a row. Lower the learning rate or look at these rows."
+                f"Expected finite numbers at step {self.global_step}, got non-finite ones in {where}, "
+                f"{self._bad_steps} steps in a row. Lower the learning rate or look at these rollouts."
             )
-        self.print(f"Non-finite {what} at step {self.global_step}: the step is skipped.")
+        self.print(f"Step {self.global_step} is skipped: {where} is not finite.")
 
     # --- evaluation -------------------------------------------------------------------------
 
@@ -180,11 +203,17 @@ class TraceModule(lightning.LightningModule):
     def _evaluate(self, stage: str, groups: Sequence[RolloutGroup]) -> None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         for name, value in rollout_metrics(rollouts).items():
-            self.log(f"{stage}/{name}", value, on_epoch=True, batch_size=max(1, len(rollouts)))
+            self.log(
+                f"{stage}/{name}",
+                value,
+                on_epoch=True,
+                batch_size=max(1, len(rollouts)),
+                sync_dist=True,
+            )
 
     # --- optimizer and checkpoint -----------------------------------------------------------
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> OptimizerLRScheduler:
         """Return the optimizer over the policy alone, and its scheduler."""
         optimizer = self.make_optimizer(self.policy.parameters())
         if self.make_scheduler is None:
@@ -208,4 +237,3 @@ class TraceModule(lightning.LightningModule):
                 f"Expected reference '{saved}' as in the checkpoint, got '{self.reference_name}'. "
                 "Set `model.reference_name` to the first, or start a new run."
             )
-

@@ -7,7 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from trace_pl.errors import ConfigError
 
@@ -27,7 +32,7 @@ def resolve_model(name: str) -> str:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(
-                f"Expected a Hugging Face model folder at '{name}', got a folder without config.json."
+                f"Expected a Hugging Face model folder at '{name}', got one without config.json."
             )
         return str(path)
     looks_like_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
@@ -88,8 +93,8 @@ def sampled_logprobs(model: nn.Module, token_ids_BT: Tensor, mask_BT: Tensor) ->
         mask_BT: (B, T) bool; the first column must be false.
 
     Returns:
-        (B, T) float32 in nats, zero off the mask. It depends on the parameters even when the mask is
-        empty, so an empty micro-batch still has a (zero) gradient.
+        (B, T) float32 in nats, zero off the mask. It depends on the parameters even when the mask
+        is empty, so an empty micro-batch still has a (zero) gradient.
     """
     hidden_BTD = model.model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
     predicts = mask_BT[:, 1:]

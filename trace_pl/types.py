@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -174,7 +175,7 @@ class Boundaries:
 
     def __post_init__(self) -> None:
         ends = self.prefix_ends
-        if not ends or ends[0] < 1 or any(b <= a for a, b in zip(ends, ends[1:], strict=False)):
+        if not ends or ends[0] < 1 or any(b <= a for a, b in pairwise(ends)):
             raise CreditError(
                 f"Expected strictly increasing prefix ends from 1 up in rollout {self.rollout_id}, "
                 f"got {list(ends)}."
@@ -204,6 +205,10 @@ class TurnCredit:
     rollout_id: str
     credit: Tensor
     """(N,) float32, in nats."""
+    num_steps: int = 1
+    """How many turns ahead the backup looked (K); an anchor lets the outcome reach as far back."""
+    discount: float = 1.0
+    """How the backup discounted a turn (gamma)."""
 
 
 @dataclass(frozen=True, eq=False)

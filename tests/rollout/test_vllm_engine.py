@@ -142,7 +142,7 @@ def test_the_trainers_random_states_and_threads_are_left_alone(engine):
 @pytest.mark.parametrize("part", ["embed_tokens", "self_attn", "mlp", "norm", ""])
 def test_a_push_reaches_every_kind_of_parameter(engine, policy, part):
     perturb(policy, [part])
-    with pytest.raises(WeightSyncError, match="after pushing policy version 0, got a difference"):
+    with pytest.raises(WeightSyncError, match=r"policy version -?\d, got a difference"):
         check_parity(engine, policy, PROMPT, tolerance=1e-4)
     engine.push_weights(policy.named_parameters(), version=4)
     assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4

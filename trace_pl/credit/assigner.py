@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 
 from trace_pl.credit.pipeline import CreditPipeline, CreditReport
 from trace_pl.metrics import group_metrics, rollout_metrics
+from trace_pl.module import TraceModule
 from trace_pl.scoring import BranchedScorer
 from trace_pl.types import RolloutGroup
 
@@ -38,14 +39,19 @@ class CreditAssigner(Callback):
         self.tokens_per_forward = tokens_per_forward
         self._pipeline: CreditPipeline | None = None
 
-    def setup(self, trainer: lightning.Trainer, pl_module: Any, stage: str) -> None:
+    def setup(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
+    ) -> None:
         """Collect the stages from the trainer's callbacks, exactly one per slot."""
         if stage == "fit":
             self._pipeline = CreditPipeline.from_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
 
-    def on_train_epoch_start(self, trainer: lightning.Trainer, pl_module: Any) -> None:
+    def on_train_epoch_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
         """Assign credit to the epoch's buffer."""
         assert self._pipeline is not None
+        assert isinstance(pl_module, TraceModule)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         buffer = data.buffer
         start = time.perf_counter()
@@ -62,17 +68,19 @@ class CreditAssigner(Callback):
             "weights/parity_nats": data.parity,
         }
         for name, value in metrics.items():
-            pl_module.log(name, float(value), on_step=False, on_epoch=True, batch_size=1)
+            pl_module.log(
+                name, float(value), on_step=False, on_epoch=True, batch_size=1, sync_dist=True
+            )
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CreditObserver):
                 callback.observe(buffer.groups, report, trainer)
 
 
 def credit_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> dict[str, float]:
-    """Return how large credit is, where it comes from, and whether it agrees with the outcome.
+    """Return how large credit is, whence it comes, and whether it agrees with the outcome.
 
-    ``value_outcome_correlation`` is the correlation of a rollout's last value with its reward; it is
-    left out where either is constant.
+    ``value_outcome_correlation`` is the correlation of a rollout's last value with its reward; it
+    is left out where either is constant.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     sampled = torch.cat(

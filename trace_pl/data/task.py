@@ -64,4 +64,3 @@ class FileTask:
         """Return a browser over the corpus."""
         corpus = Corpus.from_jsonl(self.corpus)
         return Browser(corpus, Bm25Index(corpus))
-

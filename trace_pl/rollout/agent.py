@@ -123,6 +123,15 @@ class AgentLoop:
             for question, rollouts in zip(questions, found, strict=True)
         ]
 
+    def check_prompts(self, questions: Sequence[Question]) -> None:
+        """Refuse a question whose prompt leaves no room to respond, before anything is sampled.
+
+        Raises:
+            DataError: if there is one.
+        """
+        for question in questions:
+            self._prompt(question)
+
     def _prompt(self, question: Question) -> list[int]:
         ids = self.template.prompt_ids(self.system_prompt, question.text)
         least = len(ids) + len(self.template.generation_header) + 1

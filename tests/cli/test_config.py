@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli_runner import run_cli
+
+from trace_pl.cli import TraceCLI
+from trace_pl.datamodule import RolloutDataModule
+from trace_pl.module import TraceModule
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICKSTART = CONFIGS / "quickstart.yaml"
+ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
+
+
+def resolved(capsys, *arguments: str) -> dict:
+    assert run_cli("fit", "--config", str(QUICKSTART), *arguments, "--print_config") == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def differing_keys(one, other, prefix=""):
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return set() if one == other else {prefix}
+    return {
+        key
+        for name in one.keys() | other.keys()
+        for key in differing_keys(one.get(name), other.get(name), f"{prefix}.{name}".strip("."))
+    }
+
+
+def test_the_quickstart_instantiates_stage_by_stage(tmp_path):
+    cli = TraceCLI(
+        TraceModule,
+        RolloutDataModule,
+        run=False,
+        args=["--config", str(QUICKSTART), f"--trainer.logger.init_args.save_dir={tmp_path}"],
+        auto_configure_optimizers=False,
+        save_config_callback=None,
+    )
+    names = [type(callback).__name__ for callback in cli.trainer.callbacks]
+    for stage in ("ToolCallSegmenter", "FrozenReferenceProber", "KStepTD", "TraceAnchor"):
+        assert names.count(stage) == 1
+    assert cli.datamodule.model_name == cli.model.model_name == "closed-web-base"
+
+
+def test_print_config_round_trips(capsys, tmp_path):
+    first = resolved(capsys)
+    path = tmp_path / "resolved.yaml"
+    path.write_text(yaml.safe_dump(first))
+    assert run_cli("fit", "--config", str(path), "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == first
+
+
+@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
+def test_an_ablation_differs_from_its_base_in_exactly_its_slot(capsys, path):
+    changed = differing_keys(resolved(capsys), resolved(capsys, "--config", str(path)))
+    assert changed
+    (slot,) = yaml.safe_load(path.read_text())["credit"]
+    assert {key.split(".")[1] for key in changed} == {slot}
+
+
+def test_a_slot_refuses_a_class_of_another_stage(capsys):
+    wrong = ("--credit.backup", "callbacks.OutcomeOnly")
+    assert run_cli("fit", "--config", str(QUICKSTART), *wrong) == 2
+    assert "Backup" in capsys.readouterr().err
+
+
+def test_an_unknown_key_is_refused(capsys):
+    assert run_cli("fit", "--config", str(QUICKSTART), "--data.group_sise", "8") == 2
+    assert "group_sise" in capsys.readouterr().err

@@ -1,0 +1,162 @@
+import lightning
+import pytest
+import torch
+from builders import group
+from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
+
+from trace_pl.batch import BatchPlan, RolloutBuffer
+from trace_pl.errors import ConfigError, NumericalError
+from trace_pl.module import TraceModule
+from trace_pl.policy import sampled_logprobs
+from trace_pl.types import TokenAdvantages
+
+
+class FixedExperience(lightning.LightningDataModule):
+    """One epoch of given rollouts, with random advantages on all their sampled tokens."""
+
+    def __init__(self, plan: BatchPlan, poison: float = 0.0) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.buffer = RolloutBuffer([group([0, 1, 0, 1, 1], n) for n in range(2)], plan)
+        self.buffer.assign(
+            [
+                TokenAdvantages(
+                    r.id,
+                    torch.randn(len(r.token_ids), generator=generator) * r.loss_mask + poison,
+                    0.0,
+                    torch.zeros(r.num_turns),
+                )
+                for r in self.buffer.rollouts
+            ]
+        )
+
+    def train_dataloader(self):
+        return DataLoader(self.buffer, batch_size=None)
+
+
+class KeepGradient(Callback):
+    gradient: torch.Tensor
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.gradient = torch.cat([p.grad.flatten() for p in pl_module.policy.parameters()])
+
+
+class KeepBatches(Callback):
+    def __init__(self):
+        self.dtypes = set()
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.dtypes.add(batch.advantages_BT.dtype)
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+def train(model_dir, plan=None, callbacks=(), epochs=1, data=None, **settings):
+    plan = plan or BatchPlan()
+    module = TraceModule(str(model_dir), optimizer=sgd, max_bad_steps=2)
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        accumulate_grad_batches=plan.micro_batches,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **settings,
+    )
+    trainer.fit(module, datamodule=data or FixedExperience(plan))
+    return module, trainer
+
+
+def test_micro_batches_give_the_gradient_of_one_big_batch(tiny_model_dir):
+    whole, parts = KeepGradient(), KeepGradient()
+    train(tiny_model_dir, BatchPlan(micro_batches=1), [whole])
+    train(tiny_model_dir, BatchPlan(micro_batches=4), [parts])
+    torch.testing.assert_close(whole.gradient, parts.gradient, rtol=1e-4, atol=1e-6)
+    assert whole.gradient.abs().max() > 1e-3
+
+
+def test_more_micro_batches_than_rows_still_give_the_same_gradient(tiny_model_dir):
+    whole, parts = KeepGradient(), KeepGradient()
+    train(tiny_model_dir, BatchPlan(micro_batches=1), [whole])
+    train(tiny_model_dir, BatchPlan(micro_batches=15), [parts])
+    torch.testing.assert_close(whole.gradient, parts.gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_only_the_policy_learns_and_is_saved(tiny_model_dir):
+    module, trainer = train(tiny_model_dir)
+    assert all(name.startswith("policy.") for name in module.state_dict())
+    optimized = {id(p) for g in trainer.optimizers[0].param_groups for p in g["params"]}
+    assert optimized == {id(p) for p in module.policy.parameters()}
+    moved = (module.policy.model.norm.weight - module.reference.model.norm.weight).abs().max()
+    assert moved > 0
+    assert not any(p.requires_grad for p in module.reference.parameters())
+
+
+def test_observation_template_and_prompt_positions_get_exactly_zero_gradient(tiny_model_dir):
+    module = TraceModule(str(tiny_model_dir))
+    module.configure_model()
+    (batch,) = FixedExperience(BatchPlan()).buffer
+    logits = []
+    head = module.policy.lm_head
+    head.register_forward_hook(lambda m, i, out: logits.append((out, out.retain_grad()))[0])
+    logprobs = sampled_logprobs(module.policy, batch.token_ids_BT, batch.mask_BT)
+    # The head runs on the positions that predict a sampled token, and on no other.
+    assert len(logits[0][0]) == int(batch.mask_BT.sum())
+    (logprobs * batch.advantages_BT).sum().backward()
+    assert torch.count_nonzero(logprobs[~batch.mask_BT]) == 0
+
+
+def test_log_probs_equal_a_full_forward_of_each_row_alone(tiny_model_dir):
+    module = TraceModule(str(tiny_model_dir))
+    module.configure_model()
+    buffer = FixedExperience(BatchPlan()).buffer
+    (batch,) = buffer
+    with torch.no_grad():
+        packed = sampled_logprobs(module.policy, batch.token_ids_BT, batch.mask_BT)
+        for row, rollout_id in enumerate(batch.rollout_ids):
+            rollout = next(r for r in buffer.rollouts if r.id == rollout_id)
+            logits = module.policy(rollout.token_ids[None]).logits[0].float().log_softmax(-1)
+            for t in rollout.loss_mask.nonzero().flatten().tolist():
+                expected = logits[t - 1, rollout.token_ids[t]]
+                torch.testing.assert_close(packed[row, t], expected, atol=1e-5, rtol=0)
+
+
+def test_old_log_probs_are_fixed_before_the_first_of_several_steps(tiny_model_dir):
+    data = FixedExperience(BatchPlan(num_steps=2))
+    module, _ = train(tiny_model_dir, BatchPlan(num_steps=2), data=data)
+    with torch.no_grad():
+        for rollout in data.buffer.rollouts[:3]:
+            ids, mask = rollout.token_ids[None], rollout.loss_mask[None]
+            expected = sampled_logprobs(module.reference, ids, mask)[0]
+            torch.testing.assert_close(
+                data.buffer.old_logprobs[rollout.id], expected, atol=1e-5, rtol=0
+            )
+
+
+def test_strictly_on_policy_needs_no_second_forward(tiny_model_dir):
+    data = FixedExperience(BatchPlan())
+    train(tiny_model_dir, data=data)
+    assert data.buffer.old_logprobs is None
+
+
+def test_advantages_stay_float32_in_half_precision(tiny_model_dir):
+    seen = KeepBatches()
+    train(tiny_model_dir, callbacks=[seen], precision="bf16-true")
+    assert seen.dtypes == {torch.float32}
+
+
+def test_a_non_finite_loss_skips_the_step_and_then_stops_the_run(tiny_model_dir):
+    data = FixedExperience(BatchPlan(num_steps=3), poison=float("nan"))
+    with pytest.raises(NumericalError, match="2 steps in a row"):
+        train(tiny_model_dir, BatchPlan(num_steps=3), data=data)
+
+
+def test_a_checkpoint_of_another_reference_is_refused(tiny_model_dir):
+    module = TraceModule(str(tiny_model_dir))
+    with pytest.raises(ConfigError, match="reference 'other'"):
+        module.on_load_checkpoint({"reference_name": "other"})
