@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -105,19 +106,34 @@ def newest_run(root: Path) -> tuple[Path, Path]:
     return found[-1].parent.parent, found[-1]
 
 
-def main(arguments: list[str] | None = None) -> int:
+_EXPECTED_WARNINGS = (
+    # The in-process engine opens a process group of one; all our logging syncs across ranks.
+    r"It is recommended to use `self\.log\(",
+    # The sized iterable keeps Lightning from prefetching a batch of an older policy.
+    r"Your `IterableDataset` has `__len__` defined",
+    # Minibatches move themselves, evaluation batches stay on the CPU.
+    r"You have overridden `transfer_batch_to_device`",
+    # A rollout phase is generated in this process; loader workers could not reach the engine.
+    r"The '\w+_dataloader' does not have many workers",
+    # Lightning's own calls of newer torch and jsonargparse.
+    r".*isinstance\(treespec, LeafSpec\)",
+    r"(?s).*``ArgumentParser\.add_instantiator`` was deprecated",
+)
+
+
+def main() -> int:
     """Run the command line; errors of trace_pl become one line and exit code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    for message in _EXPECTED_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
     try:
-        if arguments[:1] == ["make-base"]:
+        if sys.argv[1:2] == ["make-base"]:
             from trace_pl.data.closed_web.make_base import command
 
-            command(arguments[1:])
+            command(sys.argv[2:])
         else:
             TraceCLI(
                 TraceModule,
                 RolloutDataModule,
-                args=arguments,
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
                 save_config_callback=SaveConfigCallback,

@@ -181,8 +181,8 @@ class TraceModule(lightning.LightningModule):
         where = f"the loss of rollouts {', '.join(bad_rows[:4])}" if bad_rows else "the gradient"
         if self._bad_steps >= self.max_bad_steps:
             raise NumericalError(
-                f"Expected finite numbers at step {self.global_step}, got non-finite ones in {where}, "
-                f"{self._bad_steps} steps in a row. Lower the learning rate or look at these rollouts."
+                f"Expected finite numbers at step {self.global_step}, got non-finite ones in "
+                f"{where}, {self._bad_steps} steps in a row. Lower the learning rate."
             )
         self.print(f"Step {self.global_step} is skipped: {where} is not finite.")
 

@@ -3,6 +3,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,15 @@ def fit(tmp_path, capsys):
     return run
 
 
-def write_task(folder: Path, question: dict | None = None, documents: list[dict] | None = None):
+PAGE = {"id": "d1", "title": "T", "text": "x"}
+
+
+def write_task(folder: Path, question: dict | None = None, documents: Sequence[dict] = (PAGE,)):
     good = {"id": "q1", "question": "Who is it?", "answer": "Miden Tedum"}
     rows = {
         "train.jsonl": [question or good],
         "validation.jsonl": [{**good, "id": "q2"}],
-        "corpus.jsonl": [{"id": "d1", "title": "T", "text": "x"}] if documents is None else documents,
+        "corpus.jsonl": documents,
     }
     for name, content in rows.items():
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in content))
@@ -136,10 +140,11 @@ def test_a_run_folder_that_can_not_be_written_is_one_line(tmp_path, capsys):
 
 def test_a_missing_vllm_is_one_line_with_what_to_install(tmp_path):
     # A package that fails to import shadows the real one, as in an environment without it.
-    (tmp_path / "vllm.py").write_text("raise ModuleNotFoundError(\"No module named 'vllm'\", name='vllm')")
+    (tmp_path / "vllm.py").write_text("raise ModuleNotFoundError('No module named vllm')")
     result = subprocess.run(
         [sys.executable, "-m", "trace_pl.cli", "fit", "--config", QUICKSTART,
          f"--trainer.logger.init_args.save_dir={tmp_path}/runs"],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert_one_line(result.returncode, result.stderr, "vllm", "pip install")

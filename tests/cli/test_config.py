@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-
 from cli_runner import run_cli
 
 from trace_pl.cli import TraceCLI

@@ -27,8 +27,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
 
+from trace_pl.data.closed_web.architecture import build_model
 from trace_pl.data.closed_web.task import web_browser
 from trace_pl.data.closed_web.tokenizer import END, START, TAGS, train_tokenizer
 from trace_pl.data.closed_web.transcripts import Demonstrator, Noise, Transcript
@@ -44,24 +45,25 @@ class BaseRecipe:
     seed: int = 0
     num_webs: int = 60
     """Webs of fresh names and links, beside the real one."""
-    num_transcripts: int = 14_000
-    notes_per_transcript: int = 2
+    num_transcripts: int = 8_000
+    num_notes: int = 24_000
+    notes_steps: int = 500
+    """Steps on notes alone, before the first transcript."""
+    notes_batch_size: int = 32
     permuted_share: float = 0.75
     """Share of the transcripts that walk one of the fresh webs."""
-    right_relation: float = 0.5
+    right_relation: float = 0.42
     right_result: float = 0.7
-    give_up: float = 0.05
+    give_up: float = 0.06
     copy_weight: float = 0.5
     """Loss weight of tokens that the agent did not write, but could have copied."""
     read_weight: float = 0.02
     """Loss weight of other tokens that the agent did not write: their names are mostly chance."""
     notes_weight: float = 0.3
     batch_size: int = 8
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
     warmup_steps: int = 50
     vocab_size: int = 1024
-    hidden_size: int = 192
-    num_layers: int = 2
     num_threads: int = 2
     """Part of the recipe: the order of float sums depends on it."""
 
@@ -108,7 +110,7 @@ def make_notes(recipe: BaseRecipe) -> list[Note]:
     webs = [ClosedWeb(), *(ClosedWeb(seed=1_000 + i) for i in range(recipe.num_webs))]
     pages = [[e for e in web.entities.values() if e.facts] for web in webs]
     notes = []
-    for _ in range(recipe.num_transcripts * recipe.notes_per_transcript):
+    for _ in range(recipe.num_notes):
         which = rng.randrange(1, len(webs)) if rng.random() < 0.9 else 0
         entity = rng.choice(pages[which])
         facts = webs[which].fact_sentences(entity)
@@ -151,9 +153,11 @@ class Encoder:
         return self._weighted(pieces)
 
     def note(self, note: Note) -> WeightedTokens:
-        """Return a note whose restated facts carry full weight."""
-        encode = self.template.observation_ids
-        return self._weighted([(encode(note.page), False), (encode(note.facts), True)])
+        """Return a note of which only the restated facts carry weight."""
+        page = self.template.observation_ids(note.page)
+        facts = self.template.observation_ids(note.facts)
+        weights = [0.0] * len(page) + [1.0] * len(facts)
+        return WeightedTokens(torch.tensor(page + facts), torch.tensor(weights))
 
     def _weighted(self, pieces: Sequence[tuple[list[int], bool]]) -> WeightedTokens:
         ids = [id_ for piece, _ in pieces for id_ in piece]
@@ -165,28 +169,6 @@ class Encoder:
             weights.append(1.0 if is_own else read)
             seen.add(bigram)
         return WeightedTokens(torch.tensor(ids), torch.tensor(weights))
-
-
-def build_model(recipe: BaseRecipe, tokenizer: PreTrainedTokenizerBase) -> Qwen3ForCausalLM:
-    """Return a freshly initialised Qwen3."""
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            vocab_size=recipe.vocab_size,
-            hidden_size=recipe.hidden_size,
-            intermediate_size=512,
-            num_hidden_layers=recipe.num_layers,
-            num_attention_heads=3,
-            num_key_value_heads=3,
-            head_dim=64,
-            # The usual 0.02 is far too small for a model this narrow: copying forms much later.
-            initializer_range=recipe.hidden_size**-0.5,
-            max_position_embeddings=2048,
-            tie_word_embeddings=True,
-            bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=tokenizer.pad_token_id,
-        )
-    )
 
 
 def weighted_loss(model: Qwen3ForCausalLM, batch: Sequence[WeightedTokens]) -> Tensor:
@@ -212,28 +194,39 @@ def similar_lengths(
     return batches
 
 
+def lessons(
+    transcripts: Sequence[WeightedTokens], notes: Sequence[WeightedTokens], recipe: BaseRecipe
+) -> Iterator[list[list[WeightedTokens]]]:
+    """Yield the batches of every step: notes alone until copying has formed, then both.
+
+    Transcripts from the start would teach to copy by position, and induction would never form.
+    """
+    size = recipe.notes_batch_size
+    first = recipe.notes_steps * size
+    for start in range(0, first, size):
+        yield [list(notes[start : start + size])]
+    rng = random.Random(recipe.seed)
+    for batch in similar_lengths(transcripts, recipe.batch_size, rng):
+        yield [batch, rng.sample(notes[first:], size // 4)]
+
+
 def train(
-    model: Qwen3ForCausalLM,
-    transcripts: Sequence[WeightedTokens],
-    notes: Sequence[WeightedTokens],
-    recipe: BaseRecipe,
+    model: Qwen3ForCausalLM, steps: Sequence[list[list[WeightedTokens]]], recipe: BaseRecipe
 ) -> list[float]:
-    """Train for one pass over the data and return the loss of every step."""
-    batches = similar_lengths(transcripts, recipe.batch_size, random.Random(recipe.seed))
-    num_notes = recipe.batch_size * recipe.notes_per_transcript
+    """Train one pass over the steps and return the loss of each step's first batch."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min(1.0, (s + 1) / recipe.warmup_steps) * (1.02 - s / len(batches))
+        optimizer, lambda s: min(1.0, (s + 1) / recipe.warmup_steps) * (1.02 - s / len(steps))
     )
     losses = []
-    with tqdm(batches, desc="base model", mininterval=1.0) as bar:
-        for step, batch in enumerate(bar):
-            loss = weighted_loss(model, batch)
+    with tqdm(steps, desc="base model", mininterval=1.0) as bar:
+        for first, *others in bar:
+            loss = weighted_loss(model, first)
             losses.append(loss.item())
-            extra = notes[step * num_notes : (step + 1) * num_notes]
-            loss = loss + recipe.notes_weight * weighted_loss(model, extra)
+            for batch in others:
+                loss = loss + recipe.notes_weight * weighted_loss(model, batch)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -250,13 +243,10 @@ def make_base(recipe: BaseRecipe, output: Path) -> None:
     transcripts = make_transcripts(recipe)
     tokenizer = train_tokenizer(markup_free_pieces(transcripts[:4_000]), recipe.vocab_size)
     encoder = Encoder(tokenizer, recipe)
-    model = build_model(recipe, tokenizer)
-    losses = train(
-        model,
-        [encoder.transcript(transcript) for transcript in transcripts],
-        [encoder.note(note) for note in make_notes(recipe)],
-        recipe,
-    )
+    model = build_model(tokenizer, recipe.vocab_size)
+    rows = [encoder.transcript(transcript) for transcript in transcripts]
+    notes = [encoder.note(note) for note in make_notes(recipe)]
+    losses = train(model, list(lessons(rows, notes, recipe)), recipe)
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
