@@ -165,6 +165,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         Raises:
             WeightSyncError: if log-probs of a fixed prompt differ beyond the tolerance.
         """
+        assert self.trainer is not None, "weights are pulled from a Trainer's module"
         module: Any = self.trainer.lightning_module
         engine = self.loop.engine
         if engine.version == module.policy_version:

@@ -10,7 +10,11 @@ from typing import Any, Literal
 import lightning
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
-from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from lightning.pytorch.utilities.types import (
+    LRSchedulerConfigType,
+    OptimizerLRScheduler,
+    OptimizerLRSchedulerConfig,
+)
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -78,7 +82,7 @@ class TraceModule(lightning.LightningModule):
         """The frozen reference, on the module's device."""
         reference = self._reference[0]
         if reference.device != self.device:
-            reference.to(self.device)
+            torch.nn.Module.to(reference, self.device)
         return reference
 
     @property
@@ -218,8 +222,8 @@ class TraceModule(lightning.LightningModule):
         optimizer = self.make_optimizer(self.policy.parameters())
         if self.make_scheduler is None:
             return optimizer
-        scheduler = {"scheduler": self.make_scheduler(optimizer), "interval": "step"}
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        scheduler = LRSchedulerConfigType(scheduler=self.make_scheduler(optimizer), interval="step")
+        return OptimizerLRSchedulerConfig(optimizer=optimizer, lr_scheduler=scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record which reference the credit came from."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
@@ -81,7 +81,7 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
-def sampled_logprobs(model: nn.Module, token_ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
+def sampled_logprobs(model: PreTrainedModel, token_ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the model's log-prob of each masked token given all tokens before it.
 
     The vocabulary head runs on the rows that predict a masked token only; rows are right-padded, so
@@ -96,16 +96,10 @@ def sampled_logprobs(model: nn.Module, token_ids_BT: Tensor, mask_BT: Tensor) ->
         (B, T) float32 in nats, zero off the mask. It depends on the parameters even when the mask
         is empty, so an empty micro-batch still has a (zero) gradient.
     """
-    hidden_BTD = model.model(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-    predicts = mask_BT[:, 1:]
-    logits_MV = model.lm_head(hidden_BTD[:, :-1][predicts]).float()
-    picked_M = -F.cross_entropy(logits_MV, token_ids_BT[:, 1:][predicts], reduction="none")
-    logprobs = hidden_BTD.new_zeros(token_ids_BT.shape, dtype=torch.float32)
-    logprobs = logprobs + 0.0 * hidden_BTD[:1, :1, :1].sum().float()
-    return logprobs.masked_scatter(mask_BT & _not_first(mask_BT), picked_M)
-
-
-def _not_first(mask_BT: Tensor) -> Tensor:
-    keep = torch.ones_like(mask_BT)
-    keep[:, 0] = False
-    return keep
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    hidden_BTD = decoder(input_ids=token_ids_BT, use_cache=False).last_hidden_state
+    predicts_BT = mask_BT[:, 1:]
+    logits_MV = head(hidden_BTD[:, :-1][predicts_BT]).float()
+    picked_M = -F.cross_entropy(logits_MV, token_ids_BT[:, 1:][predicts_BT], reduction="none")
+    logprobs_BT = picked_M.new_zeros(predicts_BT.shape).masked_scatter(predicts_BT, picked_M)
+    return F.pad(logprobs_BT, (1, 0))

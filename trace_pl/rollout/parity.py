@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from trace_pl.errors import WeightSyncError
 from trace_pl.policy import sampled_logprobs
@@ -22,7 +22,10 @@ class ParityReport:
 
 
 def check_parity(
-    engine: RolloutEngine, policy_model: nn.Module, prompt_ids: Sequence[int], tolerance: float
+    engine: RolloutEngine,
+    policy_model: PreTrainedModel,
+    prompt_ids: Sequence[int],
+    tolerance: float,
 ) -> ParityReport:
     """Compare both sides' log-probs of a fixed prompt.
 

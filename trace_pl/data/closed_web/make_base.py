@@ -45,23 +45,23 @@ class BaseRecipe:
     seed: int = 0
     num_webs: int = 60
     """Webs of fresh names and links, beside the real one."""
-    num_transcripts: int = 8_000
+    num_transcripts: int = 10_400
     num_notes: int = 24_000
-    notes_steps: int = 500
+    notes_steps: int = 400
     """Steps on notes alone, before the first transcript."""
     notes_batch_size: int = 32
     permuted_share: float = 0.75
     """Share of the transcripts that walk one of the fresh webs."""
-    right_relation: float = 0.42
-    right_result: float = 0.7
-    give_up: float = 0.06
+    right_relation: float = 0.75
+    right_result: float = 0.5
+    give_up: float = 0.1
     copy_weight: float = 0.5
     """Loss weight of tokens that the agent did not write, but could have copied."""
     read_weight: float = 0.02
     """Loss weight of other tokens that the agent did not write: their names are mostly chance."""
     notes_weight: float = 0.3
     batch_size: int = 8
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     warmup_steps: int = 50
     vocab_size: int = 1024
     num_threads: int = 2
@@ -218,7 +218,9 @@ def train(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda s: min(1.0, (s + 1) / recipe.warmup_steps) * (1.02 - s / len(steps))
+        optimizer,
+        # Constant until the last third, then down to a fiftieth.
+        lambda s: min(1.0, (s + 1) / recipe.warmup_steps, 3.0 * (1.0 - s / len(steps)) + 0.02),
     )
     losses = []
     with tqdm(steps, desc="base model", mininterval=1.0) as bar:
