@@ -9,14 +9,13 @@ import torch
 from trace_pl.data.closed_web.architecture import build_model
 from trace_pl.data.closed_web.make_base import (
     BaseRecipe,
-    Encoder,
     make_notes,
     make_transcripts,
-    similar_lengths,
     weighted_loss,
 )
 from trace_pl.data.closed_web.task import ClosedWebTask, web_browser
 from trace_pl.data.closed_web.transcripts import UNKNOWN, Demonstrator, Noise
+from trace_pl.data.closed_web.weighting import Encoder, similar_lengths
 from trace_pl.data.closed_web.world import ClosedWeb
 from trace_pl.policy import BUILT_IN_BASE, load_model, load_tokenizer
 from trace_pl.search.formats import HermesFormat
@@ -57,7 +56,7 @@ def test_real_web_transcripts_use_only_the_chains_of_the_base_split():
 
 
 def test_all_own_tokens_and_only_they_carry_full_weight(tokenizer):
-    encoder = Encoder(tokenizer, SMALL)
+    encoder = Encoder(tokenizer, 0.5, 0.02)
     row = encoder.transcript(make_transcripts(SMALL)[0])
     own = tokenizer.decode(row.ids_T[row.weights_T == 1.0].tolist())
     assert own.startswith("<think>\nI start from ")
@@ -67,7 +66,7 @@ def test_all_own_tokens_and_only_they_carry_full_weight(tokenizer):
 
 
 def test_a_note_restates_its_page(tokenizer):
-    encoder = Encoder(tokenizer, SMALL)
+    encoder = Encoder(tokenizer, 0.5, 0.02)
     for note in make_notes(SMALL):
         assert all(fact in note.page for fact in note.facts.splitlines())
         row = encoder.note(note)
@@ -75,7 +74,7 @@ def test_a_note_restates_its_page(tokenizer):
 
 
 def test_batches_of_similar_lengths_hold_every_row_once(tokenizer):
-    encoder = Encoder(tokenizer, SMALL)
+    encoder = Encoder(tokenizer, 0.5, 0.02)
     rows = [encoder.note(note) for note in make_notes(SMALL)]
     batches = similar_lengths(rows, 5, random.Random(0))
     assert sorted(id(row) for batch in batches for row in batch) == sorted(map(id, rows))
@@ -93,7 +92,7 @@ def test_the_first_head_starts_out_on_the_previous_token(tokenizer):
 def test_the_weighted_loss_ignores_tokens_without_weight(tokenizer):
     torch.manual_seed(0)
     model = build_model(tokenizer, 1024)
-    encoder = Encoder(tokenizer, SMALL)
+    encoder = Encoder(tokenizer, 0.5, 0.02)
     note = encoder.note(make_notes(SMALL)[0])
     logprobs = model(note.ids_T[None]).logits[0, :-1].log_softmax(-1)
     picked = logprobs.gather(1, note.ids_T[1:, None])[:, 0]

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -27,15 +26,15 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from trace_pl.data.closed_web.architecture import build_model
 from trace_pl.data.closed_web.task import web_browser
 from trace_pl.data.closed_web.tokenizer import END, START, TAGS, train_tokenizer
 from trace_pl.data.closed_web.transcripts import Demonstrator, Noise, Transcript
+from trace_pl.data.closed_web.weighting import Encoder, Note, WeightedTokens, similar_lengths
 from trace_pl.data.closed_web.world import KINDS, ClosedWeb
 from trace_pl.policy import BUILT_IN_BASE, resolve_model
-from trace_pl.rollout.template import ChatTemplate
 
 
 @dataclass(frozen=True)
@@ -45,16 +44,16 @@ class BaseRecipe:
     seed: int = 0
     num_webs: int = 60
     """Webs of fresh names and links, beside the real one."""
-    num_transcripts: int = 10_400
+    num_transcripts: int = 8_000
     num_notes: int = 24_000
     notes_steps: int = 400
     """Steps on notes alone, before the first transcript."""
     notes_batch_size: int = 32
     permuted_share: float = 0.75
     """Share of the transcripts that walk one of the fresh webs."""
-    right_relation: float = 0.75
+    right_relation: float = 0.7
     right_result: float = 0.5
-    give_up: float = 0.1
+    give_up: float = 0.12
     copy_weight: float = 0.5
     """Loss weight of tokens that the agent did not write, but could have copied."""
     read_weight: float = 0.02
@@ -66,22 +65,6 @@ class BaseRecipe:
     vocab_size: int = 1024
     num_threads: int = 2
     """Part of the recipe: the order of float sums depends on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """A page and its facts once more, in another order."""
-
-    page: str
-    facts: str
-
-
-@dataclass(frozen=True, eq=False)
-class WeightedTokens:
-    """Token ids and the loss weight of predicting each of them."""
-
-    ids_T: Tensor
-    weights_T: Tensor
 
 
 def make_transcripts(recipe: BaseRecipe) -> list[Transcript]:
@@ -130,47 +113,6 @@ def markup_free_pieces(transcripts: Sequence[Transcript]) -> Iterator[str]:
         yield from (piece for text in texts for piece in markup.split(text) if piece)
 
 
-class Encoder:
-    """Tokenises transcripts piece by piece, exactly as a rollout records them."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, recipe: BaseRecipe) -> None:
-        """Prepare the template's fixed pieces."""
-        schemas = web_browser(ClosedWeb(entities_per_kind=3)).schemas()
-        self.template = ChatTemplate(tokenizer, schemas)
-        self.recipe = recipe
-
-    def transcript(self, transcript: Transcript) -> WeightedTokens:
-        """Return a transcript whose actions carry full weight."""
-        template = self.template
-        pieces = [(template.prompt_ids("", transcript.question), False)]
-        for action, observation in transcript.turns:
-            pieces.append((template.generation_header, False))
-            pieces.append(([*template.encode_markup(action), template.end_of_turn], True))
-            if observation:
-                pieces.append((template.observation_open, False))
-                pieces.append((template.observation_ids(observation), False))
-                pieces.append((template.observation_close, False))
-        return self._weighted(pieces)
-
-    def note(self, note: Note) -> WeightedTokens:
-        """Return a note of which only the restated facts carry weight."""
-        page = self.template.observation_ids(note.page)
-        facts = self.template.observation_ids(note.facts)
-        weights = [0.0] * len(page) + [1.0] * len(facts)
-        return WeightedTokens(torch.tensor(page + facts), torch.tensor(weights))
-
-    def _weighted(self, pieces: Sequence[tuple[list[int], bool]]) -> WeightedTokens:
-        ids = [id_ for piece, _ in pieces for id_ in piece]
-        own = [is_own for piece, is_own in pieces for _ in piece]
-        weights = []
-        seen: set[tuple[int, int]] = set()
-        for bigram, is_own in zip(pairwise([-1, *ids]), own, strict=True):
-            read = self.recipe.copy_weight if bigram in seen else self.recipe.read_weight
-            weights.append(1.0 if is_own else read)
-            seen.add(bigram)
-        return WeightedTokens(torch.tensor(ids), torch.tensor(weights))
-
-
 def weighted_loss(model: Qwen3ForCausalLM, batch: Sequence[WeightedTokens]) -> Tensor:
     """Return the weighted mean next-token loss of a right-padded batch."""
     ids_BT = pad_sequence([row.ids_T for row in batch], batch_first=True)
@@ -180,18 +122,6 @@ def weighted_loss(model: Qwen3ForCausalLM, batch: Sequence[WeightedTokens]) -> T
     logits = model.lm_head(hidden_BTD[used])
     losses = F.cross_entropy(logits, ids_BT[:, 1:][used], reduction="none")
     return (losses * weights_BT[used]).sum() / weights_BT.sum()
-
-
-def similar_lengths(
-    data: Sequence[WeightedTokens], batch_size: int, rng: random.Random
-) -> list[list[WeightedTokens]]:
-    """Return batches of rows of about one length, in random order, to waste little on padding."""
-    batches = []
-    for start in range(0, len(data), 16 * batch_size):
-        chunk = sorted(data[start : start + 16 * batch_size], key=lambda row: len(row.ids_T))
-        parts = [chunk[i : i + batch_size] for i in range(0, len(chunk), batch_size)]
-        batches += rng.sample(parts, len(parts))
-    return batches
 
 
 def lessons(
@@ -244,7 +174,7 @@ def make_base(recipe: BaseRecipe, output: Path) -> None:
     torch.set_num_threads(recipe.num_threads)
     transcripts = make_transcripts(recipe)
     tokenizer = train_tokenizer(markup_free_pieces(transcripts[:4_000]), recipe.vocab_size)
-    encoder = Encoder(tokenizer, recipe)
+    encoder = Encoder(tokenizer, recipe.copy_weight, recipe.read_weight)
     model = build_model(tokenizer, recipe.vocab_size)
     rows = [encoder.transcript(transcript) for transcript in transcripts]
     notes = [encoder.note(note) for note in make_notes(recipe)]

@@ -73,6 +73,9 @@ class Demonstrator:
         self, chain: Chain, noise: Noise, rng: random.Random, session: BrowserSession
     ) -> Iterator[tuple[str, ToolCall | None]]:
         entity = self.web.entities[chain.path[0]]
+        # A thought first says again what the question asks up to here: each relation then follows
+        # the one before it as it does in the question, and can be copied.
+        asked = entity.name
         thought = f"I start from {entity.name}."
         for relation in chain.relations:
             if rng.random() < noise.give_up:
@@ -93,9 +96,11 @@ class Demonstrator:
             call = ToolCall("open", {"id": right})
             yield action_text(f"[{right}] {entity.name}.", call), call
             facts = dict(entity.facts)
+            taken = relation
             if rng.random() >= noise.right_relation:
-                relation = rng.choice([r for r in facts if r != relation])
-            entity = self.web.entities[facts[relation]]
-            thought = f"Its {relation} is {entity.name}."
+                taken = rng.choice([r for r in facts if r != relation])
+            entity = self.web.entities[facts[taken]]
+            thought = f"{asked}'s {taken}. Its {taken} is {entity.name}."
+            asked += f"'s {relation}"
         silent = rng.random() < noise.silent_answer
         yield answer_text("" if silent else thought, entity.name), None
