@@ -31,12 +31,13 @@ class TraceCLI(LightningCLI):
     """LightningCLI with the four credit slots and run folders that resume where they stopped."""
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add one named slot per credit stage; the model's name is written once."""
+        """Add one named slot per credit stage; what must agree is written once."""
         for name, (stage, default) in SLOTS.items():
             parser.add_lightning_class_args(stage, name, subclass_mode=True, required=False)
             parser.set_defaults({name: {"class_path": default}})
         parser.add_lightning_class_args(CreditAssigner, "credit.assigner")
         parser.link_arguments("model.model_name", "data.model_name")
+        parser.link_arguments("data.micro_batches", "trainer.accumulate_grad_batches")
 
     def before_instantiate_classes(self) -> None:
         """Check the run folder and find the checkpoint to resume before anything heavy starts."""

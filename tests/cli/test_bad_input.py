@@ -122,10 +122,6 @@ def test_a_trajectory_longer_than_the_engine_reads_is_one_line(fit):
     assert_one_line(*fit("--data.engine.init_args.max_model_len=64"), "max_model_len")
 
 
-def test_unequal_micro_batches_are_one_line(fit):
-    assert_one_line(*fit("--data.micro_batches=2"), "accumulate_grad_batches")
-
-
 def test_resuming_without_a_checkpoint_is_one_line(fit):
     assert_one_line(*fit("--ckpt_path=last"), "last.ckpt")
 

@@ -7,6 +7,7 @@ from torch.utils.data import DataLoader
 
 from trace_pl.batch import BatchPlan, RolloutBuffer
 from trace_pl.errors import ConfigError, NumericalError
+from trace_pl.losses import LossInputs, TokenClip
 from trace_pl.module import TraceModule
 from trace_pl.policy import sampled_logprobs
 from trace_pl.types import TokenAdvantages
@@ -101,14 +102,18 @@ def test_observation_template_and_prompt_positions_get_exactly_zero_gradient(tin
     module = TraceModule(str(tiny_model_dir))
     module.configure_model()
     (batch,) = FixedExperience(BatchPlan()).buffer
-    logits = []
+    rows = []
     head = module.policy.lm_head
-    head.register_forward_hook(lambda m, i, out: logits.append((out, out.retain_grad()))[0])
+    head.register_forward_hook(lambda layer, inputs, logits: rows.append(len(logits)))
     logprobs = sampled_logprobs(module.policy, batch.token_ids_BT, batch.mask_BT)
     # The head runs on the positions that predict a sampled token, and on no other.
-    assert len(logits[0][0]) == int(batch.mask_BT.sum())
-    (logprobs * batch.advantages_BT).sum().backward()
-    assert torch.count_nonzero(logprobs[~batch.mask_BT]) == 0
+    assert rows == [int(batch.mask_BT.sum())]
+    logprobs.retain_grad()
+    inputs = LossInputs(logprobs, logprobs.detach(), batch.advantages_BT, batch.mask_BT, 1.0)
+    TokenClip()(inputs).loss.backward()
+    assert logprobs.grad is not None
+    assert torch.count_nonzero(logprobs.grad[~batch.mask_BT]) == 0
+    assert torch.count_nonzero(logprobs.grad[batch.mask_BT]) == int(batch.mask_BT.sum())
 
 
 def test_log_probs_equal_a_full_forward_of_each_row_alone(tiny_model_dir):

@@ -51,8 +51,8 @@ class BaseRecipe:
     notes_batch_size: int = 32
     permuted_share: float = 0.75
     """Share of the transcripts that walk one of the fresh webs."""
-    right_relation: float = 0.7
-    right_result: float = 0.5
+    right_relation: float = 0.8
+    right_result: float = 0.6
     give_up: float = 0.12
     copy_weight: float = 0.5
     """Loss weight of tokens that the agent did not write, but could have copied."""
@@ -96,10 +96,11 @@ def make_notes(recipe: BaseRecipe) -> list[Note]:
     for _ in range(recipe.num_notes):
         which = rng.randrange(1, len(webs)) if rng.random() < 0.9 else 0
         entity = rng.choice(pages[which])
-        facts = webs[which].fact_sentences(entity)
+        names = webs[which].entities
+        facts = [(relation, names[target].name) for relation, target in entity.facts]
         rng.shuffle(facts)
         page = f"{entity.name}: {webs[which].page_text(entity)}\n"
-        notes.append(Note(page, "\n".join(facts) + "\n"))
+        notes.append(Note(page, tuple(facts)))
     return notes
 
 

@@ -22,7 +22,8 @@ class Note:
     """A page and its facts once more, in another order."""
 
     page: str
-    facts: str
+    facts: tuple[tuple[str, str], ...]
+    """(relation, name) in the order in which the note states them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,11 +66,20 @@ class Encoder:
         return self._weighted(pieces)
 
     def note(self, note: Note) -> WeightedTokens:
-        """Return a note of which only the restated facts carry weight."""
-        page = self.template.observation_ids(note.page)
-        facts = self.template.observation_ids(note.facts)
-        weights = [0.0] * len(page) + [1.0] * len(facts)
-        return WeightedTokens(torch.tensor(page + facts), torch.tensor(weights))
+        """Return a note of which only the names in the restated facts carry weight.
+
+        The order of its facts is chance; learning to predict that would teach that any relation
+        may come next, which is what a transcript must not believe.
+        """
+        encode = self.template.observation_ids
+        pieces = [(encode(note.page), 0.0)]
+        for relation, name in note.facts:
+            pieces.append((encode(f"Its {relation} is "), 0.0))
+            pieces.append((encode(name), 1.0))
+            pieces.append((encode(".\n"), 0.0))
+        ids = [id_ for piece, _ in pieces for id_ in piece]
+        weights = [weight for piece, weight in pieces for _ in piece]
+        return WeightedTokens(torch.tensor(ids), torch.tensor(weights))
 
     def _weighted(self, pieces: Sequence[tuple[list[int], bool]]) -> WeightedTokens:
         ids = [id_ for piece, _ in pieces for id_ in piece]
