@@ -41,7 +41,7 @@ class TraceCLI(LightningCLI):
 
     def before_instantiate_classes(self) -> None:
         """Check the run folder and find the checkpoint to resume before anything heavy starts."""
-        config = self.config[self.subcommand]
+        config = self.config[self.subcommand] if self.subcommand else self.config
         root = run_root(config)
         if root is None:
             return
