@@ -135,12 +135,8 @@ class ClosedWeb:
 
     def page_text(self, entity: Entity) -> str:
         """Render one page: what it is, its facts, a remark."""
-        facts = self.fact_sentences(entity)
+        facts = [f"Its {rel} is {self.entities[target].name}." for rel, target in entity.facts]
         return " ".join([f"{entity.name} is a {entity.kind}.", *facts, entity.remark])
-
-    def fact_sentences(self, entity: Entity) -> list[str]:
-        """Put the facts of a page into words."""
-        return [f"Its {rel} is {self.entities[target].name}." for rel, target in entity.facts]
 
     def chains(self, hops: int, split: str) -> list[Chain]:
         """Return the chains of ``hops`` relations that belong to ``split``, in a seeded order.
