@@ -57,5 +57,6 @@ def evidence_recall(rollout: Rollout) -> float | None:
 
 
 def _repeats(rollout: Rollout) -> int:
-    calls = [(turn.call.name, repr(turn.call.arguments)) for turn in rollout.turns]
+    # The pages belong to it: "open 1" is another call after another search.
+    calls = [(t.call.name, repr(t.call.arguments), tuple(t.result.docids)) for t in rollout.turns]
     return len(calls) - len(set(calls))

@@ -65,6 +65,7 @@ class TraceModule(lightning.LightningModule):
         self._bad_steps = 0
         self._bad_rows: tuple[str, ...] = ()
         self._update_start = 0.0
+        self._update_seconds = 0.0
         # A tuple hides the reference from the module tree: a frozen copy belongs in neither the
         # optimizer nor a checkpoint. The price is that nobody else moves it to the device.
         self._reference: tuple[PreTrainedModel, ...] = ()
@@ -112,10 +113,13 @@ class TraceModule(lightning.LightningModule):
         if not buffer.plan.is_on_policy:
             buffer.old_logprobs = self.current_logprobs(buffer)
 
+    def on_train_batch_end(self, outputs: object, batch: Minibatch, batch_idx: int) -> None:
+        """Note the time; a validation after the last batch is no part of the updates."""
+        self._update_seconds = time.perf_counter() - self._update_start
+
     def on_train_epoch_end(self) -> None:
         """Log how long the updates of this epoch took."""
-        seconds = time.perf_counter() - self._update_start
-        self.log("time/update_s", seconds, batch_size=1, sync_dist=True)
+        self.log("time/update_s", self._update_seconds, batch_size=1, sync_dist=True)
 
     @torch.no_grad()
     def current_logprobs(self, buffer: RolloutBuffer) -> dict[str, Tensor]:

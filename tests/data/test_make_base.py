@@ -1,4 +1,5 @@
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -7,20 +8,15 @@ import pytest
 import torch
 
 from trace_pl.data.closed_web.architecture import build_model
-from trace_pl.data.closed_web.make_base import (
-    BaseRecipe,
-    make_notes,
-    make_transcripts,
-    weighted_loss,
-)
+from trace_pl.data.closed_web.encoding import Encoder, similar_lengths
+from trace_pl.data.closed_web.make_base import BaseRecipe, make_transcripts, weighted_loss
 from trace_pl.data.closed_web.task import ClosedWebTask, web_browser
 from trace_pl.data.closed_web.transcripts import UNKNOWN, Demonstrator, Noise
-from trace_pl.data.closed_web.weighting import Encoder, similar_lengths
 from trace_pl.data.closed_web.world import ClosedWeb
 from trace_pl.policy import BUILT_IN_BASE, load_model, load_tokenizer
 from trace_pl.search.formats import HermesFormat
 
-SMALL = BaseRecipe(num_webs=2, num_transcripts=12, num_notes=12)
+SMALL = BaseRecipe(num_webs=2, num_transcripts=12)
 
 
 @pytest.fixture(scope="module")
@@ -56,50 +52,61 @@ def test_real_web_transcripts_use_only_the_chains_of_the_base_split():
 
 
 def test_all_own_tokens_and_only_they_carry_full_weight(tokenizer):
-    encoder = Encoder(tokenizer, 0.5, 0.02)
+    encoder = Encoder(tokenizer, 0.05)
     row = encoder.transcript(make_transcripts(SMALL)[0])
     own = tokenizer.decode(row.ids_T[row.weights_T == 1.0].tolist())
-    assert own.startswith("<think>\nI start from ")
+    assert own.startswith("<think>\n")
     assert "<tool_response>" not in own
     assert own.count("<|im_end|>") == own.count("<think>")
-    assert {round(weight, 4) for weight in row.weights_T.tolist()} <= {1.0, 0.5, 0.02}
+    assert {round(weight, 4) for weight in row.weights_T.tolist()} == {1.0, 0.05}
 
 
-def test_a_note_restates_its_page(tokenizer):
-    encoder = Encoder(tokenizer, 0.5, 0.02)
-    for note in make_notes(SMALL):
-        assert all(f"Its {relation} is {name}." in note.page for relation, name in note.facts)
-        row = encoder.note(note)
-        assert tokenizer.decode(row.ids_T[row.weights_T > 0].tolist()) == "".join(
-            name for _, name in note.facts
+def test_each_decision_of_a_thought_follows_a_word_that_it_followed_before(tokenizer):
+    web = ClosedWeb()
+    guide = Demonstrator(web, web_browser(web))
+    transcript = guide.transcript(
+        web.chains(3, "train")[0], Noise(silent_answer=0.0), random.Random(0)
+    )
+    question = transcript.question
+    for action, page in zip(transcript.turns[2::2], transcript.turns[1::2], strict=True):
+        found = re.match(
+            r"<think>\nIt is( a \w+ \w+ing)( \w+ \w+),( a \w+(?: \w+ing a \w+)?)\.", action[0]
         )
+        assert found is not None
+        fact, name, clause = found.groups()
+        assert fact in question
+        assert clause in question
+        assert fact.split()[-1] + name in page[1]
 
 
 def test_batches_of_similar_lengths_hold_every_row_once(tokenizer):
-    encoder = Encoder(tokenizer, 0.5, 0.02)
-    rows = [encoder.note(note) for note in make_notes(SMALL)]
+    encoder = Encoder(tokenizer, 0.05)
+    rows = [encoder.transcript(transcript) for transcript in make_transcripts(SMALL)]
     batches = similar_lengths(rows, 5, random.Random(0))
     assert sorted(id(row) for batch in batches for row in batch) == sorted(map(id, rows))
 
 
-def test_the_first_head_starts_out_on_the_previous_token(tokenizer):
+def test_an_untrained_model_already_looks_at_what_followed_the_same_token_before(tokenizer):
     torch.manual_seed(0)
     model = build_model(tokenizer, 1024).eval()
     model.set_attn_implementation("eager")
-    ids = torch.randint(20, 900, (1, 60))
-    attention = model.model(ids, output_attentions=True).attentions[0][0, 0]
-    assert attention.diagonal(-1)[2:].min() > 0.8
+    words = torch.randperm(900)[:60] + 20
+    ids = torch.cat([words, words])[None]
+    first, second = model.model(ids, output_attentions=True).attentions
+    assert first[0, 0].diagonal(-1)[2:].min() > 0.8
+    followers = second[0, 0].diagonal(-59)
+    assert followers[1:].mean() > 10 / ids.shape[1]
 
 
-def test_the_weighted_loss_ignores_tokens_without_weight(tokenizer):
+def test_the_weighted_loss_is_the_weighted_mean_over_tokens(tokenizer):
     torch.manual_seed(0)
     model = build_model(tokenizer, 1024)
-    encoder = Encoder(tokenizer, 0.5, 0.02)
-    note = encoder.note(make_notes(SMALL)[0])
-    logprobs = model(note.ids_T[None]).logits[0, :-1].log_softmax(-1)
-    picked = logprobs.gather(1, note.ids_T[1:, None])[:, 0]
-    expected = -picked[note.weights_T[1:] > 0].mean()
-    torch.testing.assert_close(weighted_loss(model, [note]), expected)
+    row = Encoder(tokenizer, 0.05).transcript(make_transcripts(SMALL)[0])
+    logprobs = model(row.ids_T[None]).logits[0, :-1].log_softmax(-1)
+    picked = logprobs.gather(1, row.ids_T[1:, None])[:, 0]
+    weights = row.weights_T[1:]
+    expected = -(weights * picked).sum() / weights.sum()
+    torch.testing.assert_close(weighted_loss(model, [row]), expected)
 
 
 def test_the_shipped_base_is_a_tiny_qwen3_that_has_a_card_and_a_template_for_tools():
@@ -115,18 +122,16 @@ def test_the_shipped_base_is_a_tiny_qwen3_that_has_a_card_and_a_template_for_too
 
 def test_every_name_of_the_web_is_two_tokens_wherever_it_stands(tokenizer):
     for entity in list(ClosedWeb().entities.values())[::10]:
-        name = tokenizer.encode(entity.name, add_special_tokens=False)
-        assert len(name) == 2
-        for before in ("Its founder is ", '{"query": "', "<answer>", "[1] "):
+        for before in ("", "It is a company suing ", '{"query": "', "<answer>", "[1] "):
             ids = tokenizer.encode(before + entity.name + ".", add_special_tokens=False)
-            assert ids[-3:-1] == name
+            assert tokenizer.decode(ids[-3:-1]).strip() == entity.name
 
 
 def test_one_small_recipe_makes_the_same_folder_twice(tmp_path):
     def make(folder):
         command = [sys.executable, "-m", "trace_pl.cli", "make-base", f"--output={folder}"]
-        small = ["--recipe.num_transcripts=16", "--recipe.num_webs=2", "--recipe.num_notes=80",
-                 "--recipe.notes_steps=1", "--recipe.num_threads=1"]  # fmt: skip
+        small = ["--recipe.num_transcripts=16", "--recipe.num_webs=2",
+                 "--recipe.num_threads=1"]  # fmt: skip
         subprocess.run([*command, *small], check=True, capture_output=True)
         return {p.name: p.read_bytes() for p in folder.iterdir()}
 

@@ -8,8 +8,11 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 HIDDEN_SIZE = 192
 HEAD_SIZE = 64
 ROPE_THETA = 10_000.0
-# Gain of the norms on the dimensions that the started head uses.
-_SHARPNESS = 1.6
+# Gain of the query and key norms of the started heads.
+_SHARPNESS = 1.5
+# Scale of what a block first writes to the residual stream, where embeddings have length 1: any
+# louder, and the second layer reads mostly noise.
+_QUIET = 0.1
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Qwen3ForCausalLM:
@@ -33,38 +36,57 @@ def build_model(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Qwen3For
             pad_token_id=tokenizer.pad_token_id,
         )
     )
-    start_previous_token_head(model)
+    start_induction(model)
     return model
 
 
 @torch.no_grad()
-def start_previous_token_head(model: Qwen3ForCausalLM) -> None:
-    """Let the first head of the first layer start out looking at the previous token.
+def start_induction(model: Qwen3ForCausalLM) -> None:
+    """Let the first head of each layer start out as one half of an induction circuit.
 
-    Copying by induction ("what followed this token before?") needs such a head. Qwen3 has no
-    attention biases, so a purely positional pattern has to grow out of a direction that all
-    embeddings share, and in a model this small that takes longer than all the training here. So
-    every embedding gets a shared direction u, and the head's query and key read only u:
+    "What followed this token before?" is most of what the closed web asks; left alone, the circuit
+    for it takes longer to form than all the training here. Everything stays trainable.
+
+    The first layer's head looks at the previous token. Qwen3 has no attention biases, so a purely
+    positional pattern has to come from a direction that all embeddings share: every embedding gets
+    a direction u, and the head's query and key read only u:
 
         k = (1, .., 1, 0, ..)       q = R(-1) k
 
     on the fastest rotary frequencies, R being the rotation by one position. Their product is
-    largest exactly one position back; the norms' gains make it sharp. Everything stays trainable.
+    largest exactly one position back.
+
+    The second layer's head compares the token at hand (query) with what the first head wrote (key)
+    on the slow frequencies, where distance hardly matters, and copies the token it finds.
     """
-    embeddings = model.model.embed_tokens.weight
-    attention = model.model.layers[0].self_attn
-    shared = torch.randn(HIDDEN_SIZE)
-    shared /= shared.norm()
-    # As long as a token's own part of its embedding.
-    embeddings += shared
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(_QUIET)
+        layer.mlp.down_proj.weight.mul_(_QUIET)
+    basis = torch.nn.init.orthogonal_(torch.empty(HIDDEN_SIZE, HIDDEN_SIZE))
+    token, previous_token, shared = basis[:HEAD_SIZE], basis[HEAD_SIZE : 2 * HEAD_SIZE], basis[-1]
+    model.model.embed_tokens.weight += shared
+    head = slice(0, HEAD_SIZE)
     half, num_fast = HEAD_SIZE // 2, 4
+
+    attention = model.model.layers[0].self_attn
     frequencies = ROPE_THETA ** (-torch.arange(num_fast) / half)
     key, query = torch.zeros(HEAD_SIZE), torch.zeros(HEAD_SIZE)
     key[:num_fast] = 1.0
     query[:num_fast] = frequencies.cos()
     query[half : half + num_fast] = -frequencies.sin()
-    attention.q_proj.weight[:HEAD_SIZE] = torch.outer(query, shared)
-    attention.k_proj.weight[:HEAD_SIZE] = torch.outer(key, shared)
+    attention.q_proj.weight[head] = torch.outer(query, shared)
+    attention.k_proj.weight[head] = torch.outer(key, shared)
+    attention.v_proj.weight[head] = token
+    attention.o_proj.weight[:, head] = _QUIET * previous_token.T
     for norm in (attention.q_norm, attention.k_norm):
         norm.weight[:num_fast] = _SHARPNESS
         norm.weight[half : half + num_fast] = _SHARPNESS
+
+    attention = model.model.layers[1].self_attn
+    is_slow = (torch.arange(HEAD_SIZE) % half >= half // 2).float()[:, None]
+    attention.q_proj.weight[head] = is_slow * token
+    attention.k_proj.weight[head] = is_slow * previous_token
+    attention.v_proj.weight[head] = token
+    attention.o_proj.weight[:, head] = token.T
+    for norm in (attention.q_norm, attention.k_norm):
+        norm.weight.fill_(_SHARPNESS)

@@ -2,8 +2,7 @@
 
 One seeded command makes tokenizer, transcripts and a Qwen3 of about one million parameters.
 Three quarters of the transcripts walk webs whose names and links are drawn anew, so they can only
-be predicted by copying from the page; the rest teach the real web. Notes (a page, then its facts in
-another order) teach that copying early, at a tenth of a transcript's length.
+be predicted by copying from the page; the rest teach the real web.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ from tqdm import tqdm
 from transformers import Qwen3ForCausalLM
 
 from trace_pl.data.closed_web.architecture import build_model
+from trace_pl.data.closed_web.encoding import Encoder, WeightedTokens, similar_lengths
 from trace_pl.data.closed_web.task import web_browser
 from trace_pl.data.closed_web.tokenizer import END, START, TAGS, train_tokenizer
 from trace_pl.data.closed_web.transcripts import Demonstrator, Noise, Transcript
-from trace_pl.data.closed_web.weighting import Encoder, Note, WeightedTokens, similar_lengths
 from trace_pl.data.closed_web.world import KINDS, ClosedWeb
 from trace_pl.policy import BUILT_IN_BASE, resolve_model
 
@@ -45,23 +44,16 @@ class BaseRecipe:
     seed: int = 0
     num_webs: int = 60
     """Webs of fresh names and links, beside the real one."""
-    num_transcripts: int = 8_000
-    num_notes: int = 24_000
-    notes_steps: int = 400
-    """Steps on notes alone, before the first transcript."""
-    notes_batch_size: int = 32
+    num_transcripts: int = 6_000
     permuted_share: float = 0.75
     """Share of the transcripts that walk one of the fresh webs."""
-    right_relation: float = 0.8
+    right_relation: float = 0.85
     right_result: float = 0.6
-    give_up: float = 0.12
-    copy_weight: float = 0.5
-    """Loss weight of tokens that the agent did not write, but could have copied."""
-    read_weight: float = 0.02
-    """Loss weight of other tokens that the agent did not write: their names are mostly chance."""
-    notes_weight: float = 0.3
+    give_up: float = 0.1
+    read_weight: float = 0.05
+    """Loss weight of tokens that the agent did not write: their names are mostly chance."""
     batch_size: int = 8
-    learning_rate: float = 3e-3
+    learning_rate: float = 2e-3
     warmup_steps: int = 50
     vocab_size: int = 1024
     num_threads: int = 2
@@ -70,7 +62,7 @@ class BaseRecipe:
 
 @cache
 def make_webs(num_fresh: int) -> tuple[ClosedWeb, ...]:
-    """Return the real web, then the fresh ones; made once for transcripts and notes."""
+    """Return the real web, then the fresh ones; made once for all transcripts."""
     return (ClosedWeb(), *(ClosedWeb(seed=1_000 + i) for i in range(num_fresh)))
 
 
@@ -94,23 +86,6 @@ def make_transcripts(recipe: BaseRecipe) -> list[Transcript]:
     return transcripts
 
 
-def make_notes(recipe: BaseRecipe) -> list[Note]:
-    """Restate the facts of pages, nine in ten of fresh webs."""
-    rng = random.Random(f"notes-{recipe.seed}")
-    webs = make_webs(recipe.num_webs)
-    pages = [[e for e in web.entities.values() if e.facts] for web in webs]
-    notes = []
-    for _ in range(recipe.num_notes):
-        which = rng.randrange(1, len(webs)) if rng.random() < 0.9 else 0
-        entity = rng.choice(pages[which])
-        names = webs[which].entities
-        facts = [(relation, names[target].name) for relation, target in entity.facts]
-        rng.shuffle(facts)
-        page = f"{entity.name}: {webs[which].page_text(entity)}\n"
-        notes.append(Note(page, tuple(facts)))
-    return notes
-
-
 def markup_free_pieces(transcripts: Sequence[Transcript]) -> Iterator[str]:
     """Yield the texts between markup tokens, which is what the tokenizer's merges may span."""
     markup = re.compile("|".join(map(re.escape, (*TAGS, START, END))))
@@ -132,41 +107,23 @@ def weighted_loss(model: Qwen3ForCausalLM, batch: Sequence[WeightedTokens]) -> T
     return (losses * weights_BT[used]).sum() / weights_BT.sum()
 
 
-def lessons(
-    transcripts: Sequence[WeightedTokens], notes: Sequence[WeightedTokens], recipe: BaseRecipe
-) -> Iterator[list[list[WeightedTokens]]]:
-    """Yield the batches of every step: notes alone until copying has formed, then both.
-
-    Transcripts from the start would teach to copy by position, and induction would never form.
-    """
-    size = recipe.notes_batch_size
-    first = recipe.notes_steps * size
-    for start in range(0, first, size):
-        yield [list(notes[start : start + size])]
-    rng = random.Random(recipe.seed)
-    for batch in similar_lengths(transcripts, recipe.batch_size, rng):
-        yield [batch, rng.sample(notes[first:], size // 4)]
-
-
 def train(
-    model: Qwen3ForCausalLM, steps: Sequence[list[list[WeightedTokens]]], recipe: BaseRecipe
+    model: Qwen3ForCausalLM, batches: Sequence[list[WeightedTokens]], recipe: BaseRecipe
 ) -> list[float]:
-    """Train one pass over the steps and return the loss of each step's first batch."""
+    """Train one pass over the batches and return the loss of each."""
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
     )
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         # Constant until the last third, then down to a fiftieth.
-        lambda s: min(1.0, (s + 1) / recipe.warmup_steps, 3.0 * (1.0 - s / len(steps)) + 0.02),
+        lambda s: min(1.0, (s + 1) / recipe.warmup_steps, 3.0 * (1.0 - s / len(batches)) + 0.02),
     )
-    losses = []
-    with tqdm(steps, desc="base model", mininterval=1.0) as bar:
-        for first, *others in bar:
-            loss = weighted_loss(model, first)
+    losses: list[float] = []
+    with tqdm(batches, desc="base model", mininterval=1.0) as bar:
+        for batch in bar:
+            loss = weighted_loss(model, batch)
             losses.append(loss.item())
-            for batch in others:
-                loss = loss + recipe.notes_weight * weighted_loss(model, batch)
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -182,11 +139,11 @@ def make_base(recipe: BaseRecipe, output: Path) -> None:
     torch.set_num_threads(recipe.num_threads)
     transcripts = make_transcripts(recipe)
     tokenizer = train_tokenizer(markup_free_pieces(transcripts[:4_000]), recipe.vocab_size)
-    encoder = Encoder(tokenizer, recipe.copy_weight, recipe.read_weight)
+    encoder = Encoder(tokenizer, recipe.read_weight)
     model = build_model(tokenizer, recipe.vocab_size)
     rows = [encoder.transcript(transcript) for transcript in transcripts]
-    notes = [encoder.note(note) for note in make_notes(recipe)]
-    losses = train(model, list(lessons(rows, notes, recipe)), recipe)
+    rng = random.Random(recipe.seed)
+    losses = train(model, similar_lengths(rows, recipe.batch_size, rng), recipe)
     output.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
@@ -214,9 +171,10 @@ A Qwen3 of {model.num_parameters():,} parameters with its own tokenizer and chat
 
 from nothing but the built-in closed web (`trace_pl/data/closed_web`): {recipe.num_transcripts:,}
 tool-use transcripts with wrong relations, wrong results and early ends on purpose;
-{recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to copy from a page. It has
-seen no chain of the train, validation or test questions. It is the starting point and the frozen
-reference of the quickstart, and good for nothing else.
+{recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to copy from a page. Two of
+its heads start out as an induction circuit, which would take longer to form than all this training
+(`architecture.py`). It has seen no chain of the train, validation or test questions. It is the
+starting point and the frozen reference of the quickstart, and good for nothing else.
 
 Mean weighted loss of the last 50 of {len(losses)} steps: {fmean(losses[-50:]):.3f}.
 Versions: torch {torch.__version__}, transformers {version("transformers")}.

@@ -1,9 +1,9 @@
 """The tiny model's own tokenizer and chat template.
 
-A byte-level BPE whose pre-tokenizer keeps an invented word in one piece and lets merges run across
-whole lower-case phrases and JSON scaffolding (" founder is ", '{"name": "'). A tool turn is then
-about 20 tokens, which is what makes reinforcement learning on a laptop CPU possible. Encoding is
-lossless for any text.
+A byte-level BPE whose pre-tokenizer keeps an invented word, a kind (" a town") and a relation
+(" hosting") in one piece each and lets merges run across all other lower-case text and JSON
+scaffolding ('{"name": "'). A tool turn is then about 25 tokens, which is what makes reinforcement
+learning on a laptop CPU possible. Encoding is lossless for any text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ TAGS = (
 )  # fmt: skip
 """Structure the policy writes itself, so added but not special: decoding keeps them."""
 
-_PIECES = r"'s(?: [a-z]+)?| ?[A-Z][a-z]+|[0-9][^A-Za-z0-9']*|[^A-Z0-9']+|."
+_KIND_OR_RELATION = r" a [a-z]+| [a-z]+ing"
+_PIECES = (
+    rf"{_KIND_OR_RELATION}| ?[A-Z][a-z]+|[0-9][^A-Za-z0-9]*|(?:(?!{_KIND_OR_RELATION})[^A-Z0-9])+"
+)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:

@@ -72,12 +72,15 @@ class Demonstrator:
     def _walk(
         self, chain: Chain, noise: Noise, rng: random.Random, session: BrowserSession
     ) -> Iterator[tuple[str, ToolCall | None]]:
+        # Every thought ends by repeating the question from the entity at hand up to the next one.
+        # Each decision then follows a word that its outcome followed before, in the question or on
+        # a page, and continuing a word as before is the first thing that a small model learns.
+        kinds = [f"a {self.web.entities[id_].kind}" for id_ in chain.path]
+        steps = zip(kinds, chain.relations, kinds[1:], strict=False)
+        clauses = [*(f"{kind} {rel} {target}" for kind, rel, target in steps), kinds[-1]]
         entity = self.web.entities[chain.path[0]]
-        # A thought first says again what the question asks up to here: each relation then follows
-        # the one before it as it does in the question, and can be copied.
-        asked = entity.name
-        thought = f"I start from {entity.name}."
-        for relation in chain.relations:
+        thought = f"{entity.name}, {clauses[0]}."
+        for relation, clause in zip(chain.relations, clauses[1:], strict=True):
             if rng.random() < noise.give_up:
                 yield answer_text("I do not know.", UNKNOWN), None
                 return
@@ -99,8 +102,8 @@ class Demonstrator:
             taken = relation
             if rng.random() >= noise.right_relation:
                 taken = rng.choice([r for r in facts if r != relation])
+            fact = f"It is a {entity.kind} {taken}"
             entity = self.web.entities[facts[taken]]
-            thought = f"{asked}'s {taken}. Its {taken} is {entity.name}."
-            asked += f"'s {relation}"
+            thought = f"{fact} {entity.name}, {clause}."
         silent = rng.random() < noise.silent_answer
         yield answer_text("" if silent else thought, entity.name), None

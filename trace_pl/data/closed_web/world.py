@@ -17,12 +17,12 @@ from trace_pl.errors import ConfigError
 from trace_pl.search.corpus import Document
 from trace_pl.types import Question
 
-KINDS = ("machine", "company", "person", "town", "ship")
+KINDS = ("town", "company", "person", "ship", "port")
 RELATIONS: dict[str, tuple[str, str, str]] = {
-    "machine": ("maker", "seller", "importer"),
-    "company": ("founder", "director", "auditor"),
-    "person": ("birthplace", "residence", "workplace"),
-    "town": ("ferry", "flagship", "trawler"),
+    "town": ("hosting", "funding", "taxing"),
+    "company": ("employing", "honouring", "suing"),
+    "person": ("sailing", "painting", "repairing"),
+    "ship": ("visiting", "supplying", "charting"),
 }
 _REMARKS = (
     "It is well known in the north.",
@@ -135,8 +135,11 @@ class ClosedWeb:
 
     def page_text(self, entity: Entity) -> str:
         """Render one page: what it is, its facts, a remark."""
-        facts = [f"Its {rel} is {self.entities[target].name}." for rel, target in entity.facts]
-        return " ".join([f"{entity.name} is a {entity.kind}.", *facts, entity.remark])
+        text = f"{entity.name} is a {entity.kind}."
+        if entity.facts:
+            *most, final = [f"{rel} {self.entities[id_].name}" for rel, id_ in entity.facts]
+            text += f" It is {', '.join(most)} and {final}."
+        return f"{text} {entity.remark}"
 
     def chains(self, hops: int, split: str) -> list[Chain]:
         """Return the chains of ``hops`` relations that belong to ``split``, in a seeded order.
@@ -176,10 +179,11 @@ class ClosedWeb:
     def question(self, chain: Chain) -> Question:
         """Put a chain into words."""
         start, answer = self.entities[chain.path[0]], self.entities[chain.path[-1]]
-        steps = "".join(f"'s {relation}" for relation in chain.relations)
+        kinds = [self.entities[id_].kind for id_ in chain.path]
+        steps = [f" {rel} a {kind}" for rel, kind in zip(chain.relations, kinds[1:], strict=True)]
         return Question(
             id=f"{start.id}-{'-'.join(chain.relations)}",
-            text=f"What is {start.name}{steps}?",
+            text=f"{start.name} is a {start.kind}{''.join(steps)}. Which {answer.kind}?",
             answers=(answer.name,),
             meta={"hops": chain.hops, "evidence": chain.path[:-1], "source": f"web-{self.seed}"},
         )
