@@ -1,21 +1,28 @@
 """What a run's config picks by name: the stages of credit assignment, and monitors of a run."""
 
-from callbacks.anchors import OutcomeOnly, TraceAnchor
-from callbacks.backups import KStepTD
-from callbacks.probers import FrozenReferenceProber
+from callbacks.anchors import AnchorStates, OutcomeOnly, TraceAnchor
+from callbacks.backups import KStepTD, MonteCarlo, ShuffledKStepTD
+from callbacks.probers import FrozenReferenceProber, NoProber, PolicyProber
 from callbacks.rollout_samples import RolloutSamples
 from callbacks.rollout_writer import RolloutWriter
 from callbacks.run_summary import RunSummary
-from callbacks.segmenters import ToolCallSegmenter
+from callbacks.segmenters import FixedTokenSegmenter, ReasoningSegmenter, ToolCallSegmenter
 from callbacks.value_curve import ValueCurve
 
 __all__ = [
+    "AnchorStates",
+    "FixedTokenSegmenter",
     "FrozenReferenceProber",
     "KStepTD",
+    "MonteCarlo",
+    "NoProber",
     "OutcomeOnly",
+    "PolicyProber",
+    "ReasoningSegmenter",
     "RolloutSamples",
     "RolloutWriter",
     "RunSummary",
+    "ShuffledKStepTD",
     "ToolCallSegmenter",
     "TraceAnchor",
     "ValueCurve",

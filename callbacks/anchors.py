@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from trace_pl.credit.anchoring import (
-    anchored_turn_rewards,
-    group_outcome_advantages,
-    token_advantages,
-)
+from trace_pl.credit.anchor_states import anchor_state_advantages, observed_states
+from trace_pl.credit.anchoring import anchored_turn_rewards, token_advantages
+from trace_pl.credit.outcomes import OutcomeBaseline, StandardisedOutcome
 from trace_pl.credit.stages import Anchor
+from trace_pl.credit.td import check_backup_settings
 from trace_pl.errors import ConfigError
 from trace_pl.types import Boundaries, RolloutGroup, TokenAdvantages, TurnCredit
 
@@ -21,11 +21,16 @@ from trace_pl.types import Boundaries, RolloutGroup, TokenAdvantages, TurnCredit
 class TraceAnchor(Anchor):
     """The outcome anchor of TRACE: outcome for every token, turn reward for its own action.
 
+    Deviation: the paper always trains on groups whose rewards are all equal, where turn credit is
+    all there is; ``train_equal_groups`` can leave them out.
+
     Args:
         outcome_weight: alpha_out, weight of the outcome advantage on every sampled token.
         turn_weight: alpha_turn, weight of the anchored turn reward.
         terminal_scale: lambda, weight of the outcome within the turn reward of the last K turns; K
             and gamma are those of the backup.
+        outcome: how rewards of a group are compared; standardised (GRPO) when None.
+        train_equal_groups: whether groups that are all right or all wrong keep their turn credit.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -36,6 +41,8 @@ class TraceAnchor(Anchor):
         outcome_weight: float = 1.0,
         turn_weight: float = 0.2,
         terminal_scale: float = 2.0,
+        outcome: OutcomeBaseline | None = None,
+        train_equal_groups: bool = True,
     ) -> None:
         _require_weight("outcome_weight", outcome_weight)
         _require_weight("turn_weight", turn_weight)
@@ -43,6 +50,8 @@ class TraceAnchor(Anchor):
         self.outcome_weight = outcome_weight
         self.turn_weight = turn_weight
         self.terminal_scale = terminal_scale
+        self.outcome: OutcomeBaseline = outcome or StandardisedOutcome()
+        self.train_equal_groups = train_equal_groups
 
     def anchor(
         self,
@@ -51,31 +60,24 @@ class TraceAnchor(Anchor):
         credits: Sequence[TurnCredit],
     ) -> list[TokenAdvantages]:
         """Return the token advantages of one group; see ``Anchor.anchor``."""
-        outcomes = group_outcome_advantages(group.rewards).tolist()
-        results = []
-        for rollout, ends, credit, outcome in zip(
-            group.rollouts, boundaries, credits, outcomes, strict=True
-        ):
-            rewards = anchored_turn_rewards(
+        outcomes = self.outcome(group.rewards)
+        is_trained = self.train_equal_groups or bool(outcomes.any())
+        turn_rewards = [
+            anchored_turn_rewards(
                 credit.credit, outcome, credit.num_steps, credit.discount, self.terminal_scale
             )
-            advantages = token_advantages(
-                rollout.loss_mask,
-                ends.prefix_ends,
-                rewards,
-                outcome,
-                self.outcome_weight,
-                self.turn_weight,
-            )
-            results.append(TokenAdvantages(rollout.id, advantages, outcome, rewards))
-        return results
+            for credit, outcome in zip(credits, outcomes.tolist(), strict=True)
+        ]
+        turn_weight = self.turn_weight if is_trained else 0.0
+        return _spread(group, boundaries, turn_rewards, outcomes, self.outcome_weight, turn_weight)
 
 
 class OutcomeOnly(Anchor):
-    """The advantages of GRPO: every sampled token gets its rollout's outcome advantage.
+    """Every sampled token gets its rollout's outcome advantage: GRPO, Dr. GRPO or RLOO.
 
     Args:
         outcome_weight: alpha_out, weight of the outcome advantage.
+        outcome: how rewards of a group are compared; standardised (GRPO) when None.
 
     Raises:
         ConfigError: if the weight is negative or not finite.
@@ -83,9 +85,10 @@ class OutcomeOnly(Anchor):
 
     needs_turn_credit: ClassVar[bool] = False
 
-    def __init__(self, outcome_weight: float = 1.0) -> None:
+    def __init__(self, outcome_weight: float = 1.0, outcome: OutcomeBaseline | None = None) -> None:
         _require_weight("outcome_weight", outcome_weight)
         self.outcome_weight = outcome_weight
+        self.outcome: OutcomeBaseline = outcome or StandardisedOutcome()
 
     def anchor(
         self,
@@ -94,20 +97,71 @@ class OutcomeOnly(Anchor):
         credits: Sequence[TurnCredit],
     ) -> list[TokenAdvantages]:
         """Return the token advantages of one group; see ``Anchor.anchor``."""
-        outcomes = group_outcome_advantages(group.rewards).tolist()
-        results = []
-        for rollout, ends, outcome in zip(group.rollouts, boundaries, outcomes, strict=True):
-            no_rewards = torch.zeros(ends.num_turns)
-            advantages = token_advantages(
-                rollout.loss_mask,
-                ends.prefix_ends,
-                no_rewards,
-                outcome,
-                self.outcome_weight,
-                turn_weight=0.0,
-            )
-            results.append(TokenAdvantages(rollout.id, advantages, outcome, no_rewards))
-        return results
+        no_rewards = [torch.zeros(ends.num_turns) for ends in boundaries]
+        outcomes = self.outcome(group.rewards)
+        return _spread(group, boundaries, no_rewards, outcomes, self.outcome_weight, 0.0)
+
+
+class AnchorStates(Anchor):
+    """The group in group of GiGPO: outcome advantage plus that among turns from the same state.
+
+    Deviation: the final answer is no turn here and gets the outcome advantage alone.
+
+    Args:
+        outcome_weight: Weight of the outcome advantage on every sampled token.
+        step_weight: omega, weight of the step advantage on the tokens of its turn.
+        discount: gamma of the outcome from one turn to the one before, in 0 .. 1.
+
+    Raises:
+        ConfigError: if a number is out of range.
+    """
+
+    needs_turn_credit: ClassVar[bool] = False
+
+    def __init__(
+        self, outcome_weight: float = 1.0, step_weight: float = 1.0, discount: float = 0.95
+    ) -> None:
+        _require_weight("outcome_weight", outcome_weight)
+        _require_weight("step_weight", step_weight)
+        check_backup_settings(1, discount)
+        self.outcome_weight = outcome_weight
+        self.step_weight = step_weight
+        self.discount = discount
+
+    def anchor(
+        self,
+        group: RolloutGroup,
+        boundaries: Sequence[Boundaries],
+        credits: Sequence[TurnCredit],
+    ) -> list[TokenAdvantages]:
+        """Return the token advantages of one group; see ``Anchor.anchor``."""
+        states = [
+            observed_states(rollout, ends)
+            for rollout, ends in zip(group.rollouts, boundaries, strict=True)
+        ]
+        steps = anchor_state_advantages(states, group.rewards, self.discount)
+        outcomes = StandardisedOutcome()(group.rewards)
+        return _spread(group, boundaries, steps, outcomes, self.outcome_weight, self.step_weight)
+
+
+def _spread(
+    group: RolloutGroup,
+    boundaries: Sequence[Boundaries],
+    turn_rewards: Sequence[Tensor],
+    outcomes: Tensor,
+    outcome_weight: float,
+    turn_weight: float,
+) -> list[TokenAdvantages]:
+    """Put both parts of each rollout's advantage on its tokens."""
+    results = []
+    for rollout, ends, rewards, outcome in zip(
+        group.rollouts, boundaries, turn_rewards, outcomes.tolist(), strict=True
+    ):
+        advantages = token_advantages(
+            rollout.loss_mask, ends.prefix_ends, rewards, outcome, outcome_weight, turn_weight
+        )
+        results.append(TokenAdvantages(rollout.id, advantages, outcome, rewards))
+    return results
 
 
 def _require_weight(name: str, weight: float) -> None:

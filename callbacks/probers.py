@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
+import torch
 from torch import Tensor
 
 from trace_pl.credit.stages import Prober
 from trace_pl.credit.values import LogRatioValue, ValueTransform, checked_mean_logprobs
 from trace_pl.errors import ConfigError
-from trace_pl.scoring.protocol import AnswerRenderer, Branch, ProbeRequest, Scorer
-from trace_pl.types import Boundaries, ProbeValues, Question, Rollout
+from trace_pl.scoring.protocol import Branch, ProbeRequest, Scorer, Template
+from trace_pl.types import Boundaries, ProbeValues, Question, Rollout, TokenKind
 
 AliasRule = Literal["max", "first", "mean"]
 """How the log-probs of several accepted answers become one: the best, the canonical, the mean."""
@@ -24,7 +25,8 @@ class FrozenReferenceProber(Prober):
     tokens after S_k, put through a value transform. The scorer passed in decides which model reads.
 
     Deviation: the paper does not give the text between S_k and the answer. Here it is the
-    assistant header, a closed thinking block and ``opening``; none of it enters the mean.
+    assistant header, a closed thinking block and ``opening``; none of it enters the mean. A
+    boundary in the middle of a message gets the end of its thinking instead of the header.
     Deviation: the paper is silent on several accepted answers. By default the best one at each
     prefix counts.
 
@@ -57,34 +59,77 @@ class FrozenReferenceProber(Prober):
         rollouts: Sequence[Rollout],
         boundaries: Sequence[Boundaries],
         scorer: Scorer,
-        renderer: AnswerRenderer,
+        template: Template,
     ) -> list[ProbeValues]:
         """Return the values of all boundaries of all rollouts; see ``Prober.probe``."""
         # The rollouts of a group share one question: its answers are tokenised once.
-        branches: dict[tuple[str, ...], tuple[Branch, ...]] = {}
-        for rollout in rollouts:
+        branches: dict[tuple[tuple[str, ...], bool], tuple[Branch, ...]] = {}
+        requests = []
+        places: list[tuple[int, list[int]]] = []
+        for number, (rollout, ends) in enumerate(zip(rollouts, boundaries, strict=True)):
             answers = self._answers(rollout.question)
-            if answers not in branches:
-                branches[answers] = tuple(renderer.render(self.opening, text) for text in answers)
-        requests = [
-            ProbeRequest(
-                rollout.id,
-                rollout.token_ids,
-                ends.prefix_ends,
-                branches[self._answers(rollout.question)],
+            for inside, indices in _by_place(rollout, ends).items():
+                if (answers, inside) not in branches:
+                    branches[answers, inside] = tuple(
+                        template.render(self.opening, text, inside) for text in answers
+                    )
+                prefix_ends = tuple(ends.prefix_ends[k] for k in indices)
+                places.append((number, indices))
+                requests.append(
+                    ProbeRequest(
+                        rollout.id, rollout.token_ids, prefix_ends, branches[answers, inside]
+                    )
+                )
+        reduced = [torch.empty(ends.num_turns + 1) for ends in boundaries]
+        for (number, indices), scores in zip(places, scorer.score(requests), strict=True):
+            reduced[number][indices] = (
+                scores.mean(dim=1) if self.aliases == "mean" else scores.amax(dim=1)
             )
-            for rollout, ends in zip(rollouts, boundaries, strict=True)
-        ]
-        scores = scorer.score(requests)
         return [
-            self._to_values(request.rollout_id, score)
-            for request, score in zip(requests, scores, strict=True)
+            self._to_values(rollout.id, logprobs)
+            for rollout, logprobs in zip(rollouts, reduced, strict=True)
         ]
 
     def _answers(self, question: Question) -> tuple[str, ...]:
         return question.answers[:1] if self.aliases == "first" else question.answers
 
-    def _to_values(self, rollout_id: str, scores: Tensor) -> ProbeValues:
-        reduced = scores.mean(dim=1) if self.aliases == "mean" else scores.amax(dim=1)
-        mean_logprobs = checked_mean_logprobs(reduced, owner=f"rollout {rollout_id}")
+    def _to_values(self, rollout_id: str, logprobs: Tensor) -> ProbeValues:
+        mean_logprobs = checked_mean_logprobs(logprobs, owner=f"rollout {rollout_id}")
         return ProbeValues(rollout_id, mean_logprobs, self.value(mean_logprobs))
+
+
+class PolicyProber(FrozenReferenceProber):
+    """Asks the policy itself, as it is at the start of the epoch, instead of the reference.
+
+    An ablation: the yardstick moves while the policy learns, so values of different epochs can not
+    be compared, and a policy that grows sure of its answers earns credit for that alone.
+    """
+
+    reads_policy: ClassVar[bool] = True
+
+
+class NoProber(Prober):
+    """Finds every boundary equally good, so that only the outcome trains."""
+
+    def probe(
+        self,
+        rollouts: Sequence[Rollout],
+        boundaries: Sequence[Boundaries],
+        scorer: Scorer,
+        template: Template,
+    ) -> list[ProbeValues]:
+        """Return zeros; see ``Prober.probe``."""
+        zeros = [torch.zeros(ends.num_turns + 1) for ends in boundaries]
+        return [
+            ProbeValues(ends.rollout_id, level, level.clone())
+            for ends, level in zip(boundaries, zeros, strict=True)
+        ]
+
+
+def _by_place(rollout: Rollout, boundaries: Boundaries) -> dict[bool, list[int]]:
+    """Return the boundary numbers between messages (False) and in the middle of one (True)."""
+    found: dict[bool, list[int]] = {}
+    for k, end in enumerate(boundaries.prefix_ends):
+        inside = int(rollout.kinds[end - 1]) == TokenKind.ACTION
+        found.setdefault(inside, []).append(k)
+    return found

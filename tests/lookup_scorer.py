@@ -1,4 +1,4 @@
-"""A scorer and a renderer that need no model: a table of scores, and letters for tokens."""
+"""a scorer and a template that need no model: a table of scores, and letters for tokens."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ class LookupScorer:
         return [self.table[request.rollout_id] for request in requests]
 
 
-class LetterRenderer:
-    """One token for each letter."""
+class LetterTemplate:
+    """One token for each letter; in the middle of a message the opening follows a bar."""
 
-    def render(self, opening: str, answer: str) -> Branch:
-        return Branch(tuple(map(ord, opening)), tuple(map(ord, answer)))
+    def render(self, opening: str, answer: str, inside: bool = False) -> Branch:
+        return Branch(tuple(map(ord, "|" * inside + opening)), tuple(map(ord, answer)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(map(chr, ids))
 
 
 def random_scorer(rollouts: Sequence[Rollout], num_aliases: int = 1, seed: int = 0) -> LookupScorer:

@@ -30,6 +30,7 @@ class Minibatch:
         old_logprobs_BT: Tensor | None,
         sampler_logprobs_BT: Tensor,
         num_loss_tokens: float,
+        num_rollouts: float,
     ) -> None:
         """Hold the tensors; ``old_logprobs_BT`` None means "the current policy, detached"."""
         self.rollout_ids = tuple(rollout_ids)
@@ -39,6 +40,7 @@ class Minibatch:
         self.old_logprobs_BT = old_logprobs_BT
         self.sampler_logprobs_BT = sampler_logprobs_BT
         self.num_loss_tokens = num_loss_tokens
+        self.num_rollouts = num_rollouts
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Minibatch:
         """Return a copy on ``device``, every dtype kept."""
@@ -55,6 +57,7 @@ class Minibatch:
             None if old is None else move(old),
             move(self.sampler_logprobs_BT),
             self.num_loss_tokens,
+            self.num_rollouts,
         )
 
 
@@ -125,7 +128,7 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         total = sum(len(r.token_ids) for r in ordered)
         for part in balanced_parts(ordered, -(-total // tokens_per_batch)):
             if part:
-                yield self._collate(part, 1.0)
+                yield self._collate(part, 1.0, 1.0)
 
     def __len__(self) -> int:
         """Return the number of micro-batches, fixed at construction."""
@@ -149,12 +152,15 @@ class RolloutBuffer(IterableDataset[Minibatch]):
 
     def _step(self, rollouts: list[Rollout]) -> Iterator[Minibatch]:
         num_tokens = max(1.0, float(sum(int(r.loss_mask.sum()) for r in rollouts)))
+        num_rollouts = max(1.0, float(sum(bool(r.loss_mask.any()) for r in rollouts)))
         # Similar lengths share a micro-batch: less padding, same gradient.
         rollouts = sorted(rollouts, key=lambda r: len(r.token_ids))
         for part in balanced_parts(rollouts, self.plan.micro_batches):
-            yield self._collate(part, num_tokens)
+            yield self._collate(part, num_tokens, num_rollouts)
 
-    def _collate(self, part: Sequence[Rollout], num_tokens: float) -> Minibatch:
+    def _collate(
+        self, part: Sequence[Rollout], num_tokens: float, num_rollouts: float
+    ) -> Minibatch:
         empty = not part
         # A step with fewer rows than micro-batches is filled up with rows of zero weight.
         rows = part or [self.rollouts[0]]
@@ -170,6 +176,7 @@ class RolloutBuffer(IterableDataset[Minibatch]):
             old_logprobs_BT=old,
             sampler_logprobs_BT=_pad([r.logprobs for r in rows]),
             num_loss_tokens=num_tokens,
+            num_rollouts=num_rollouts,
         )
 
     def _advantage(self, rollout: Rollout) -> Tensor:

@@ -23,7 +23,7 @@ from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.metrics import rollout_metrics
-from trace_pl.policy import BUILT_IN_BASE, load_model, sampled_logprobs
+from trace_pl.policy import BUILT_IN_BASE, load_model, load_reference, sampled_logprobs
 from trace_pl.types import RolloutGroup
 
 Dtype = Literal["float32", "bfloat16"]
@@ -34,7 +34,8 @@ class TraceModule(lightning.LightningModule):
 
     Args:
         model_name: Folder, hub id or ``closed-web-base``; the policy starts here.
-        reference_name: The frozen reference; None means the policy's own initialisation.
+        reference_name: The frozen reference, a model or the ``.ckpt`` file of an earlier run of the
+            same model; None means the policy's own initialisation.
         loss: Policy objective; None means per-token clipping (GRPO).
         optimizer: Given the policy's parameters, makes the optimizer.
         scheduler: Given the optimizer, makes a scheduler that is stepped once per optimizer step.
@@ -75,7 +76,7 @@ class TraceModule(lightning.LightningModule):
         if self._reference:
             return
         self.policy = load_model(self.model_name, self.dtype_name).train()
-        reference = load_model(self.reference_name, self.dtype_name).eval().requires_grad_(False)
+        reference = load_reference(self.reference_name, self.model_name, self.dtype_name)
         self._reference = (reference,)
 
     @property
@@ -145,7 +146,16 @@ class TraceModule(lightning.LightningModule):
         logprobs = sampled_logprobs(self.policy, batch.token_ids_BT, batch.mask_BT)
         old = logprobs.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
         outputs = self.loss(
-            LossInputs(logprobs, old, batch.advantages_BT, batch.mask_BT, batch.num_loss_tokens)
+            LossInputs(
+                logprobs,
+                old,
+                batch.sampler_logprobs_BT,
+                batch.advantages_BT,
+                batch.mask_BT,
+                batch.num_loss_tokens,
+                batch.num_rollouts,
+                self._reference_logprobs(batch) if self.loss.needs_reference else None,
+            )
         )
         mismatch = (batch.sampler_logprobs_BT - old).masked_fill(~batch.mask_BT, 0.0).abs()
         scale = float(self.trainer.accumulate_grad_batches)
@@ -171,6 +181,10 @@ class TraceModule(lightning.LightningModule):
         # Lightning divides by the micro-batches of a step; the loss is already normalised by all
         # tokens of the step, so undo that.
         return outputs.loss * scale
+
+    @torch.no_grad()
+    def _reference_logprobs(self, batch: Minibatch) -> Tensor:
+        return sampled_logprobs(self.reference, batch.token_ids_BT, batch.mask_BT)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Skip a step whose gradient is not finite; stop when that happens again and again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -72,6 +73,33 @@ def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"Expected a causal language model at '{name}', got: {first_line(error)}"
+        ) from error
+    return model
+
+
+def load_reference(name: str, policy_name: str, dtype: str = "float32") -> PreTrainedModel:
+    """Load a frozen model from a model name, or from a checkpoint of a run with the same policy.
+
+    Args:
+        name: Folder, hub id, ``closed-web-base``, or the ``.ckpt`` file of a run.
+        policy_name: The policy's model, whose architecture a checkpoint has.
+        dtype: Parameter type.
+
+    Raises:
+        ConfigError: if it can not be loaded.
+    """
+    is_checkpoint = name.endswith(".ckpt")
+    model = load_model(policy_name if is_checkpoint else name, dtype)
+    model.eval().requires_grad_(False)
+    if not is_checkpoint:
+        return model
+    try:
+        saved = torch.load(name, map_location="cpu", weights_only=True)["state_dict"]
+        model.load_state_dict({key.removeprefix("policy."): t for key, t in saved.items()})
+    except (OSError, UnpicklingError, KeyError, RuntimeError) as error:
+        raise ConfigError(
+            f"Expected a checkpoint of a run of '{policy_name}' at '{name}', got: "
+            f"{first_line(error)} Set `model.reference_name` to a model or to such a file."
         ) from error
     return model
 

@@ -54,9 +54,20 @@ def test_print_config_round_trips(capsys, tmp_path):
 @pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
 def test_an_ablation_differs_from_its_base_in_exactly_its_slot(capsys, path):
     changed = differing_keys(resolved(capsys), resolved(capsys, "--config", str(path)))
-    assert changed
-    (slot,) = yaml.safe_load(path.read_text())["credit"]
-    assert {key.split(".")[1] for key in changed} == {slot}
+    named = {
+        f"{section}.{slot}"
+        for section, slots in yaml.safe_load(path.read_text()).items()
+        for slot in slots
+    }
+    assert {".".join(key.split(".")[:2]) for key in changed} == named
+    # GSPO is outcome-only credit and a loss of its own.
+    assert len(named) == (2 if path.stem == "gspo" else 1)
+
+
+def test_a_loss_of_another_class_keeps_nothing_of_the_clip_it_replaces(capsys):
+    loss = resolved(capsys, "--config", str(CONFIGS / "ablations" / "gspo.yaml"))["model"]["loss"]
+    assert loss["class_path"] == "trace_pl.losses.SequenceClip"
+    assert (loss["init_args"]["clip_low"], loss["init_args"]["clip_high"]) == (3e-4, 4e-4)
 
 
 def test_a_slot_refuses_a_class_of_another_stage(capsys):

@@ -8,7 +8,7 @@ import pkgutil
 import pytest
 import torch
 from builders import question, rollout
-from lookup_scorer import LetterRenderer, random_scorer
+from lookup_scorer import LetterTemplate, random_scorer
 
 import callbacks
 from trace_pl.credit.boundaries import tool_call_boundaries
@@ -83,7 +83,7 @@ def test_every_slot_has_a_stage_to_put_in(slot):
 
 @every(Segmenter)
 def test_segmenter_gives_boundaries_within_each_rollout(stage_class, asked):
-    boundaries = [build(stage_class).segment(item) for item in asked.rollouts]
+    boundaries = [build(stage_class).segment(item, LetterTemplate()) for item in asked.rollouts]
     check_results("credit.segmenter", asked.rollouts, boundaries)
     for item, ends in zip(asked.rollouts, boundaries, strict=True):
         check_boundaries(item, ends)
@@ -94,7 +94,7 @@ def test_segmenter_gives_boundaries_within_each_rollout(stage_class, asked):
 def test_prober_gives_finite_values_that_start_at_zero(stage_class, asked):
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
     values = build(stage_class).probe(
-        asked.rollouts, boundaries, random_scorer(asked.rollouts), LetterRenderer()
+        asked.rollouts, boundaries, random_scorer(asked.rollouts), LetterTemplate()
     )
     check_results("credit.prober", asked.rollouts, values)
     for ends, probed in zip(boundaries, values, strict=True):

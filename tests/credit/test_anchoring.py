@@ -2,15 +2,20 @@ import statistics
 
 import pytest
 import torch
+from builders import group
 from hypothesis import given
 from hypothesis import strategies as st
 
+from callbacks import TraceAnchor
 from trace_pl.credit.anchoring import (
     anchored_turn_rewards,
     group_outcome_advantages,
     token_advantages,
 )
+from trace_pl.credit.boundaries import tool_call_boundaries
+from trace_pl.credit.outcomes import CentredOutcome
 from trace_pl.errors import ConfigError, CreditError
+from trace_pl.types import TurnCredit
 
 reward_lists = st.lists(st.floats(-5.0, 5.0), min_size=1, max_size=16)
 
@@ -174,3 +179,28 @@ def test_mismatched_counts_of_turns_and_boundaries_are_refused():
 def test_a_boundary_beyond_the_rollout_is_refused():
     with pytest.raises(CreditError, match="within the 5 tokens"):
         token_advantages(torch.ones(5, dtype=torch.bool), (2, 6), torch.zeros(1), 0.0)
+
+
+def test_equal_groups_train_by_turn_credit_unless_told_otherwise():
+    asked = group([1.0, 1.0])
+    boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
+    credits = [TurnCredit(item.id, torch.ones(item.num_turns)) for item in asked.rollouts]
+    kept = TraceAnchor().anchor(asked, boundaries, credits)
+    dropped = TraceAnchor(train_equal_groups=False).anchor(asked, boundaries, credits)
+    assert all(result.advantages.any() for result in kept)
+    assert not any(result.advantages.any() for result in dropped)
+    mixed = group([1.0, 0.0])
+    same = [
+        TraceAnchor(train_equal_groups=keep).anchor(mixed, boundaries, credits)
+        for keep in (True, False)
+    ]
+    for one, other in zip(*same, strict=True):
+        torch.testing.assert_close(one.advantages, other.advantages, atol=0.0, rtol=0.0)
+
+
+def test_trace_can_stand_on_another_outcome_baseline():
+    asked = group([1.0, 0.0])
+    boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
+    credits = [TurnCredit(item.id, torch.zeros(item.num_turns)) for item in asked.rollouts]
+    results = TraceAnchor(outcome=CentredOutcome()).anchor(asked, boundaries, credits)
+    assert [result.outcome_advantage for result in results] == [0.5, -0.5]

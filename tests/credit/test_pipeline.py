@@ -5,7 +5,7 @@ import pytest
 import torch
 from builders import group
 from lightning.pytorch.callbacks import Timer
-from lookup_scorer import LetterRenderer, LookupScorer, random_scorer
+from lookup_scorer import LetterTemplate, LookupScorer, random_scorer
 
 from callbacks import FrozenReferenceProber, KStepTD, OutcomeOnly, ToolCallSegmenter, TraceAnchor
 from trace_pl.credit.pipeline import CreditPipeline
@@ -26,7 +26,7 @@ def run(pipeline=PIPELINE, groups=None, scorer=None):
     groups = [group([1.0, 0.0, 0.0], number=0), group([0.0, 0.0], 1)] if groups is None else groups
     rollouts = [item for each in groups for item in each.rollouts]
     scorer = scorer or random_scorer(rollouts)
-    return rollouts, pipeline.run(groups, scorer, LetterRenderer())
+    return rollouts, pipeline.run(groups, scorer, LetterTemplate())
 
 
 def test_a_rollout_gets_the_advantages_worked_out_by_hand():
@@ -132,17 +132,17 @@ def test_a_slot_filled_other_than_once_is_refused_with_what_was_seen(stages, mes
 
 
 class BeyondTheEnd(Segmenter):
-    def segment(self, rollout):
+    def segment(self, rollout, template):
         return Boundaries(rollout.id, (1, len(rollout.token_ids) + 1))
 
 
 class ForgetsTheName(Segmenter):
-    def segment(self, rollout):
+    def segment(self, rollout, template):
         return Boundaries("other", (1,))
 
 
 class ForgetsARollout(Prober):
-    def probe(self, rollouts, boundaries, scorer, renderer):
+    def probe(self, rollouts, boundaries, scorer, template):
         return []
 
 
@@ -152,7 +152,7 @@ class Constant(Prober):
     def __init__(self, values, mean_logprobs):
         self.values, self.mean_logprobs = torch.tensor(values), torch.tensor(mean_logprobs)
 
-    def probe(self, rollouts, boundaries, scorer, renderer):
+    def probe(self, rollouts, boundaries, scorer, template):
         return [ProbeValues(item.id, self.mean_logprobs, self.values) for item in rollouts]
 
 

@@ -2,14 +2,14 @@ import pytest
 import torch
 from builders import group, rollout
 from jsonargparse import ArgumentParser
-from lookup_scorer import LetterRenderer, LookupScorer
+from lookup_scorer import LetterTemplate, LookupScorer
 
-from callbacks import FrozenReferenceProber
+from callbacks import FrozenReferenceProber, NoProber
 from trace_pl.credit.boundaries import tool_call_boundaries
 from trace_pl.credit.stages import Prober
 from trace_pl.credit.values import LinearGapValue, LogRatioValue, RawLogprobValue
 from trace_pl.errors import ConfigError, CreditError
-from trace_pl.types import Question
+from trace_pl.types import Boundaries, Question
 
 TWO_ANSWERS = Question("q5", "Which?", ("Ur", "Uruk"))
 SCORES = torch.tensor([[-4.0, -6.0], [-3.0, -1.0], [-2.0, -2.5]])
@@ -19,7 +19,7 @@ def probe(prober, scores=SCORES):
     """Probe one rollout of two turns of the question with two accepted answers."""
     asked = rollout(turns=[(2, 2)] * (len(scores) - 1), of=TWO_ANSWERS)
     scorer = LookupScorer({asked.id: scores})
-    (values,) = prober.probe([asked], [tool_call_boundaries(asked)], scorer, LetterRenderer())
+    (values,) = prober.probe([asked], [tool_call_boundaries(asked)], scorer, LetterTemplate())
     return values, scorer.requests[0]
 
 
@@ -61,23 +61,23 @@ def test_another_value_is_another_setting():
 
 
 def test_answers_of_a_group_are_rendered_once():
-    class CountingRenderer(LetterRenderer):
+    class CountingTemplate(LetterTemplate):
         count = 0
 
-        def render(self, opening, answer):
+        def render(self, opening, answer, inside=False):
             self.count += 1
-            return super().render(opening, answer)
+            return super().render(opening, answer, inside)
 
     asked = group([1.0, 0.0, 0.0])
-    renderer = CountingRenderer()
+    template = CountingTemplate()
     table = {item.id: torch.zeros(item.num_turns + 1, 1) for item in asked.rollouts}
     FrozenReferenceProber().probe(
         asked.rollouts,
         [tool_call_boundaries(item) for item in asked.rollouts],
         LookupScorer(table),
-        renderer,
+        template,
     )
-    assert renderer.count == 1
+    assert template.count == 1
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 0.5])
@@ -113,3 +113,30 @@ def test_a_config_picks_the_value_by_class_path(config, expected):
     chosen = {"class_path": "callbacks.FrozenReferenceProber", "init_args": config}
     built = parser.instantiate(parser.parse_object({"prober": chosen}))
     assert built.prober.value == expected
+
+
+def test_a_boundary_in_the_middle_of_a_message_is_asked_where_it_stands():
+    """Prompt, one turn of 3 tokens cut after its second, then the observation."""
+    asked = rollout(turns=[(3, 2)], prompt=4, of=TWO_ANSWERS)
+    ends = Boundaries(asked.id, (4, 7, asked.turns[0].observation_stop))
+
+    class ByPlace(LookupScorer):
+        def score(self, requests):
+            self.requests.extend(requests)
+            inside = [request.branches[0].opening_ids[0] == ord("|") for request in requests]
+            assert inside == [False, True]
+            return [torch.tensor([[-4.0], [-1.0]]), torch.tensor([[-2.0]])]
+
+    scorer = ByPlace({})
+    prober = FrozenReferenceProber(aliases="first")
+    (values,) = prober.probe([asked], [ends], scorer, LetterTemplate())
+    assert [request.prefix_ends for request in scorer.requests] == [(4, ends.prefix_ends[2]), (7,)]
+    assert values.mean_logprobs.tolist() == [-4.0, -2.0, -1.0]
+
+
+def test_without_a_prober_all_values_are_zero():
+    asked = rollout(turns=[(2, 2), (1, 1)])
+    (values,) = NoProber().probe(
+        [asked], [tool_call_boundaries(asked)], LookupScorer({}), LetterTemplate()
+    )
+    assert values.values.tolist() == [0.0, 0.0, 0.0]

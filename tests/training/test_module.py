@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader
 
 from trace_pl.batch import BatchPlan, RolloutBuffer
 from trace_pl.errors import ConfigError, NumericalError
-from trace_pl.losses import LossInputs, TokenClip
+from trace_pl.losses import KLPenalty, LossInputs, TokenClip
 from trace_pl.module import TraceModule
 from trace_pl.policy import sampled_logprobs
 from trace_pl.types import TokenAdvantages
@@ -55,9 +55,9 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def train(model_dir, plan=None, callbacks=(), epochs=1, data=None, **settings):
+def train(model_dir, plan=None, callbacks=(), epochs=1, data=None, loss=None, **settings):
     plan = plan or BatchPlan()
-    module = TraceModule(str(model_dir), optimizer=sgd, max_bad_steps=2)
+    module = TraceModule(str(model_dir), loss=loss, optimizer=sgd, max_bad_steps=2)
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -98,6 +98,35 @@ def test_only_the_policy_learns_and_is_saved(tiny_model_dir):
     assert not any(p.requires_grad for p in module.reference.parameters())
 
 
+def test_the_checkpoint_of_one_run_is_the_reference_of_another(tiny_model_dir, tmp_path):
+    module, trainer = train(tiny_model_dir)
+    trainer.save_checkpoint(tmp_path / "earlier.ckpt", weights_only=True)
+    later = TraceModule(str(tiny_model_dir), reference_name=str(tmp_path / "earlier.ckpt"))
+    later.configure_model()
+    assert not any(p.requires_grad for p in later.reference.parameters())
+    for name, trained in module.policy.state_dict().items():
+        torch.testing.assert_close(later.reference.state_dict()[name], trained, atol=0.0, rtol=0.0)
+
+
+@pytest.mark.parametrize("content", [None, b"not a checkpoint"])
+def test_a_reference_that_is_no_checkpoint_is_refused(tiny_model_dir, tmp_path, content):
+    path = tmp_path / "broken.ckpt"
+    if content is not None:
+        path.write_bytes(content)
+    module = TraceModule(str(tiny_model_dir), reference_name=str(path))
+    with pytest.raises(ConfigError, match=r"broken\.ckpt"):
+        module.configure_model()
+
+
+def test_a_loss_that_asks_for_the_reference_is_given_its_log_probs(tiny_model_dir):
+    # Policy and reference start as one model: the first step sees no divergence, the second does.
+    loss = TokenClip(kl=KLPenalty(1.0))
+    _, first = train(tiny_model_dir, loss=loss)
+    assert first.callback_metrics["loss/reference_kl"] == 0.0
+    _, second = train(tiny_model_dir, loss=loss, epochs=2)
+    assert second.callback_metrics["loss/reference_kl"] > 0.0
+
+
 def test_observation_template_and_prompt_positions_get_exactly_zero_gradient(tiny_model_dir):
     module = TraceModule(str(tiny_model_dir))
     module.configure_model()
@@ -109,7 +138,8 @@ def test_observation_template_and_prompt_positions_get_exactly_zero_gradient(tin
     # The head runs on the positions that predict a sampled token, and on no other.
     assert rows == [int(batch.mask_BT.sum())]
     logprobs.retain_grad()
-    inputs = LossInputs(logprobs, logprobs.detach(), batch.advantages_BT, batch.mask_BT, 1.0)
+    old = logprobs.detach()
+    inputs = LossInputs(logprobs, old, old, batch.advantages_BT, batch.mask_BT, 1.0, 1.0)
     TokenClip()(inputs).loss.backward()
     assert logprobs.grad is not None
     assert torch.count_nonzero(logprobs.grad[~batch.mask_BT]) == 0

@@ -38,14 +38,24 @@ def group_outcome_advantages(rewards: Tensor) -> Tensor:
     Raises:
         CreditError: if a reward is not finite.
     """
+    rewards = checked_rewards(rewards)
+    if len(rewards) == 0 or rewards.max() - rewards.min() <= EQUAL_REWARDS:
+        return torch.zeros_like(rewards)
+    return (rewards - rewards.mean()) / rewards.std(correction=0)
+
+
+def checked_rewards(rewards: Tensor) -> Tensor:
+    """Return the rewards of a group, once they are known to be one finite number each.
+
+    Raises:
+        CreditError: if they are not.
+    """
     if rewards.dim() != 1 or not rewards.isfinite().all():
         raise CreditError(
             f"Expected one finite reward for each rollout of a group, got {rewards.tolist()}. "
             "Check the reward function."
         )
-    if len(rewards) == 0 or rewards.max() - rewards.min() <= EQUAL_REWARDS:
-        return torch.zeros_like(rewards)
-    return (rewards - rewards.mean()) / rewards.std(correction=0)
+    return rewards
 
 
 @torch.no_grad()

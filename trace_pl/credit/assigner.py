@@ -55,8 +55,11 @@ class CreditAssigner(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         buffer = data.buffer
         start = time.perf_counter()
+        reader = pl_module.reference
+        if self._pipeline.prober.reads_policy:
+            reader = pl_module.policy
         with torch.no_grad():
-            scorer = BranchedScorer(pl_module.reference, self.tokens_per_forward)
+            scorer = BranchedScorer(reader, self.tokens_per_forward)
             report = self._pipeline.run(buffer.groups, scorer, data.template)
         buffer.assign(report.advantages)
         metrics = {
@@ -91,6 +94,12 @@ def credit_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> di
         "trained_tokens": float((sampled != 0).float().mean()) if len(sampled) else 0.0,
         "outcome_abs": _mean(torch.tensor([abs(a.outcome_advantage) for a in report.advantages])),
         "turn_reward_abs": _mean(torch.cat([a.turn_rewards for a in report.advantages]).abs()),
+        # Groups that are all right or all wrong, as far as turn credit trains them at all.
+        "equal_groups_trained": _mean(
+            torch.tensor(
+                [a.outcome_advantage == 0.0 and bool(a.advantages.any()) for a in report.advantages]
+            )
+        ),
     }
     if report.values:
         last = torch.stack([v.values[-1] for v in report.values])

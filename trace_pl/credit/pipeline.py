@@ -18,7 +18,7 @@ from trace_pl.credit.checks import (
 )
 from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.errors import ConfigError
-from trace_pl.scoring.protocol import AnswerRenderer, Scorer
+from trace_pl.scoring.protocol import Scorer, Template
 from trace_pl.types import (
     Boundaries,
     ProbeValues,
@@ -74,14 +74,14 @@ class CreditPipeline:
         )
 
     def run(
-        self, groups: Sequence[RolloutGroup], scorer: Scorer, renderer: AnswerRenderer
+        self, groups: Sequence[RolloutGroup], scorer: Scorer, template: Template
     ) -> CreditReport:
         """Return the token advantages of all rollouts, and how they came about.
 
         Args:
             groups: the rollouts of one phase, grouped by question.
             scorer: gives log-probs of answers after prefixes.
-            renderer: gives the tokens of an answer.
+            template: gives the tokens of an answer, and the text of tokens.
 
         Returns:
             One entry per rollout in each list, in the order of the groups.
@@ -90,13 +90,13 @@ class CreditPipeline:
             CreditError: if a stage returns too few, too many, misplaced or non-finite numbers.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        boundaries = [self.segmenter.segment(rollout) for rollout in rollouts]
+        boundaries = [self.segmenter.segment(rollout, template) for rollout in rollouts]
         check_results("credit.segmenter", rollouts, boundaries)
         for rollout, ends in zip(rollouts, boundaries, strict=True):
             check_boundaries(rollout, ends)
         values: list[ProbeValues] = []
         if self.anchor.needs_turn_credit:
-            values = self.prober.probe(rollouts, boundaries, scorer, renderer)
+            values = self.prober.probe(rollouts, boundaries, scorer, template)
             credits = self._back_up(rollouts, boundaries, values)
         else:
             credits = [

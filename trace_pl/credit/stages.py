@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from lightning.pytorch import Callback
 
-from trace_pl.scoring.protocol import AnswerRenderer, Scorer
+from trace_pl.scoring.protocol import Scorer, Template
 from trace_pl.types import (
     Boundaries,
     ProbeValues,
@@ -27,11 +27,12 @@ class Segmenter(Callback, ABC):
     """Says where a rollout's prefixes end."""
 
     @abstractmethod
-    def segment(self, rollout: Rollout) -> Boundaries:
+    def segment(self, rollout: Rollout, template: Template) -> Boundaries:
         """Return the N + 1 boundaries of ``rollout``; the tokens between two are one turn.
 
         Args:
             rollout: one finished trajectory.
+            template: gives the text of tokens.
 
         Returns:
             Strictly increasing prefix ends within the rollout.
@@ -41,13 +42,16 @@ class Segmenter(Callback, ABC):
 class Prober(Callback, ABC):
     """Measures at every boundary how ready a model is to give the gold answer."""
 
+    reads_policy: ClassVar[bool] = False
+    """When true, the scorer passed in reads with the current policy, not the frozen reference."""
+
     @abstractmethod
     def probe(
         self,
         rollouts: Sequence[Rollout],
         boundaries: Sequence[Boundaries],
         scorer: Scorer,
-        renderer: AnswerRenderer,
+        template: Template,
     ) -> list[ProbeValues]:
         """Return the values of all boundaries of all rollouts.
 
@@ -55,7 +59,7 @@ class Prober(Callback, ABC):
             rollouts: the rollouts of a whole phase, of one or many questions.
             boundaries: one for each rollout.
             scorer: gives log-probs of answers after prefixes.
-            renderer: gives the tokens of an answer.
+            template: gives the tokens of an answer, and the text of tokens.
 
         Returns:
             One result for each rollout, in order, with N + 1 finite values.

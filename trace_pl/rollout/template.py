@@ -98,22 +98,27 @@ class ChatTemplate:
 
     # --- what the prober appends ------------------------------------------------------------
 
-    def render(self, opening: str, answer: str) -> Branch:
+    def render(self, opening: str, answer: str, inside: bool = False) -> Branch:
         """Return the tokens that state ``answer`` after the words ``opening``.
 
         Deviation: the paper does not say what stands between a prefix and the gold answer. Here it
         is the generation header, an empty thinking block if the template knows thinking, and
-        ``opening``. None of it is scored.
+        ``opening``; in the middle of a message only the end of thinking and ``opening``. None of it
+        is scored.
 
         Args:
             opening: text between the start of the assistant's message and the answer.
             answer: one accepted gold answer.
+            inside: whether the prefix ends in the middle of the assistant's own thinking.
 
         Raises:
             CreditError: if the answer has no tokens.
         """
         opening_ids, answer_ids = self._encoder.split(opening, answer)
-        head = [*self.generation_header, *self.encode_markup(self._closed_thinking)]
+        if inside:
+            head = self.encode_markup("\n</think>\n\n" if self._closed_thinking else "\n\n")
+        else:
+            head = [*self.generation_header, *self.encode_markup(self._closed_thinking)]
         return Branch((*head, *opening_ids), tuple(answer_ids))
 
     # --- construction -----------------------------------------------------------------------

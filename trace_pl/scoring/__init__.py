@@ -2,13 +2,13 @@
 
 from trace_pl.scoring.branched import BranchedScorer
 from trace_pl.scoring.naive import PrefixScorer
-from trace_pl.scoring.protocol import AnswerRenderer, Branch, ProbeRequest, Scorer
+from trace_pl.scoring.protocol import Branch, ProbeRequest, Scorer, Template
 
 __all__ = [
-    "AnswerRenderer",
     "Branch",
     "BranchedScorer",
     "PrefixScorer",
     "ProbeRequest",
     "Scorer",
+    "Template",
 ]

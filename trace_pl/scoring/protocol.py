@@ -85,18 +85,23 @@ class Scorer(Protocol):
         ...
 
 
-class AnswerRenderer(Protocol):
-    """Turns an answer into the tokens that would state it after a prefix."""
+class Template(Protocol):
+    """What a stage may ask of the model's chat template."""
 
-    def render(self, opening: str, answer: str) -> Branch:
+    def render(self, opening: str, answer: str, inside: bool = False) -> Branch:
         """Return the branch that states ``answer`` after the words ``opening``.
 
         Args:
             opening: text between the start of the assistant's message and the answer.
             answer: one accepted gold answer.
+            inside: whether the prefix ends in the middle of the assistant's own thinking.
 
         Returns:
-            The assistant header, closed thinking block and opening as ``opening_ids``, the answer
-            alone as ``answer_ids``.
+            As ``opening_ids`` the assistant header and a closed thinking block, or only the end of
+            the thinking that is open, then the opening; the answer alone as ``answer_ids``.
         """
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of tokens, special ones included."""
         ...

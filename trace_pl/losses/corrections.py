@@ -1,0 +1,77 @@
+"""Importance weights for what the engine sampled with slightly other numbers than the trainer's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trace_pl.errors import ConfigError
+from trace_pl.losses.inputs import LossInputs
+
+
+class ImportanceCorrection(ABC):
+    """Weighs tokens by how much likelier the trainer finds them than the engine that sampled."""
+
+    @abstractmethod
+    def weights(self, inputs: LossInputs) -> Tensor:
+        """Return constant (B, T) or (B, 1) weights, at least 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedTokenWeights(ImportanceCorrection):
+    """Truncated importance sampling per token.
+
+        w_it = min(exp(old_it - sampler_it), cap)
+
+    Args:
+        cap: Largest weight, at least 1.
+
+    Raises:
+        ConfigError: if ``cap`` is below 1.
+    """
+
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        _require_cap(self.cap)
+
+    def weights(self, inputs: LossInputs) -> Tensor:
+        """Return (B, T) weights."""
+        return _log_weights(inputs).exp().clamp(max=self.cap)
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedSequenceWeights(ImportanceCorrection):
+    """Truncated importance sampling per rollout: unbiased up to the cap, but with more variance.
+
+        w_i = min(exp(sum_t (old_it - sampler_it)), cap)
+
+    Args:
+        cap: Largest weight, at least 1.
+
+    Raises:
+        ConfigError: if ``cap`` is below 1.
+    """
+
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        _require_cap(self.cap)
+
+    def weights(self, inputs: LossInputs) -> Tensor:
+        """Return (B, 1) weights."""
+        return _log_weights(inputs).sum(dim=1, keepdim=True).exp().clamp(max=self.cap)
+
+
+def _log_weights(inputs: LossInputs) -> Tensor:
+    difference = inputs.old_logprobs_BT - inputs.sampler_logprobs_BT
+    return difference.masked_fill(~inputs.mask_BT, 0.0).detach()
+
+
+def _require_cap(cap: float) -> None:
+    if not cap >= 1.0:
+        raise ConfigError(
+            f"Expected a cap of at least 1 in model.loss.init_args.correction, got {cap}."
+        )

@@ -1,0 +1,51 @@
+"""What a loss is given and what it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LossInputs:
+    """One micro-batch as a loss sees it; all (B, T) float32 but the mask."""
+
+    logprobs_BT: Tensor
+    """Log-probs of the policy being trained, with gradient."""
+    old_logprobs_BT: Tensor
+    """Log-probs of the policy at the start of the epoch, by the trainer; constant."""
+    sampler_logprobs_BT: Tensor
+    """Log-probs of the same policy as the engine gave them when sampling; constant."""
+    advantages_BT: Tensor
+    mask_BT: Tensor
+    """Bool, true on sampled tokens."""
+    num_loss_tokens: float
+    """Sampled tokens of the whole global batch (all micro-batches, all ranks), at least 1."""
+    num_rollouts: float
+    """Rollouts of the whole global batch with a sampled token, at least 1."""
+    reference_logprobs_BT: Tensor | None = None
+    """Log-probs of the frozen reference; given to a loss that ``needs_reference``."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossOutputs:
+    """The loss and what to log about it: shares of the global batch that micro-batches add up."""
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+class PolicyLoss(Protocol):
+    """A policy-gradient objective, normalised by the whole global batch.
+
+    The sum over micro-batches and ranks then has the gradient of one big batch.
+    """
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether ``reference_logprobs_BT`` has to be given."""
+
+    def __call__(self, inputs: LossInputs) -> LossOutputs:
+        """Return the loss of this micro-batch."""
