@@ -53,12 +53,30 @@ def test_real_web_transcripts_use_only_the_chains_of_the_base_split():
 
 def test_all_own_tokens_and_only_they_carry_full_weight(tokenizer):
     encoder = Encoder(tokenizer, 0.05)
-    row = encoder.transcript(make_transcripts(SMALL)[0])
+    row = encoder.transcript(make_transcripts(replace(SMALL, probed_share=0.0))[0])
     own = tokenizer.decode(row.ids_T[row.weights_T == 1.0].tolist())
     assert own.startswith("<think>\n")
     assert "<tool_response>" not in own
     assert own.count("<|im_end|>") == own.count("<think>")
     assert {round(weight, 4) for weight in row.weights_T.tolist()} == {1.0, 0.05}
+
+
+def test_of_a_probed_answer_only_the_name_is_learned_in_the_words_of_the_prober(tokenizer):
+    encoder = Encoder(tokenizer, 0.05)
+    web = ClosedWeb()
+    guide = Demonstrator(web, web_browser(web))
+    cuts = set()
+    for seed in range(30):
+        probed = guide.probed_transcript(web.chains(2, "train")[0], Noise(), random.Random(seed))
+        cuts.add(len(probed.turns))
+        row = encoder.transcript(probed)
+        branch = encoder.template.render("<answer>", probed.probed_answer)
+        opening, answer = len(branch.opening_ids), len(branch.answer_ids)
+        tail = row.ids_T[-opening - answer :].tolist()
+        assert tail == [*branch.opening_ids, *branch.answer_ids]
+        assert row.weights_T[-opening - answer :].tolist() == [0.0] * opening + [1.0] * answer
+    # Every boundary of four tool turns, none beyond the last.
+    assert cuts == {0, 1, 2, 3, 4}
 
 
 def test_each_decision_of_a_thought_follows_a_word_that_it_followed_before(tokenizer):
@@ -70,7 +88,7 @@ def test_each_decision_of_a_thought_follows_a_word_that_it_followed_before(token
     question = transcript.question
     for action, page in zip(transcript.turns[2::2], transcript.turns[1::2], strict=True):
         found = re.match(
-            r"<think>\nIt is( a \w+ \w+ing)( \w+ \w+),( a \w+(?: \w+ing a \w+)?)\.", action[0]
+            r"<think>\nIt is( a \w+ \w+ing)((?: [A-Z]\w+)+),( a \w+(?: \w+ing a \w+)?)\.", action[0]
         )
         assert found is not None
         fact, name, clause = found.groups()
@@ -120,11 +138,13 @@ def test_the_shipped_base_is_a_tiny_qwen3_that_has_a_card_and_a_template_for_too
     )
 
 
-def test_every_name_of_the_web_is_two_tokens_wherever_it_stands(tokenizer):
+def test_every_name_is_the_same_tokens_wherever_it_stands_one_for_each_word(tokenizer):
     for entity in list(ClosedWeb().entities.values())[::10]:
-        for before in ("", "It is a company suing ", '{"query": "', "<answer>", "[1] "):
+        name = tokenizer.encode(entity.name, add_special_tokens=False)
+        assert len(name) == len(entity.name.split())
+        for before in ("It is a company suing ", '{"query": "', "<answer>", "\n[1] "):
             ids = tokenizer.encode(before + entity.name + ".", add_special_tokens=False)
-            assert tokenizer.decode(ids[-3:-1]).strip() == entity.name
+            assert ids[-1 - len(name) : -1] == name
 
 
 def test_one_small_recipe_makes_the_same_folder_twice(tmp_path):

@@ -34,12 +34,12 @@ class Encoder:
             tokenizer: The tokenizer, with its chat template.
             read_weight: Loss weight of tokens that the agent did not write.
         """
-        schemas = web_browser(ClosedWeb(entities_per_kind=3)).schemas()
+        schemas = web_browser(ClosedWeb(last_family_size=1)).schemas()
         self.template = ChatTemplate(tokenizer, schemas)
         self.read_weight = read_weight
 
     def transcript(self, transcript: Transcript) -> WeightedTokens:
-        """Return a transcript whose actions carry full weight."""
+        """Return a transcript whose actions carry full weight, of a probed answer only its name."""
         template, read = self.template, self.read_weight
         pieces = [(template.prompt_ids("", transcript.question), read)]
         for action, observation in transcript.turns:
@@ -49,6 +49,9 @@ class Encoder:
                 pieces.append((template.observation_open, read))
                 pieces.append((template.observation_ids(observation), read))
                 pieces.append((template.observation_close, read))
+        if transcript.probed_answer is not None:
+            branch = template.render("<answer>", transcript.probed_answer)
+            pieces += [(list(branch.opening_ids), 0.0), (list(branch.answer_ids), 1.0)]
         ids = [id_ for piece, _ in pieces for id_ in piece]
         weights = [weight for piece, weight in pieces for _ in piece]
         return WeightedTokens(torch.tensor(ids), torch.tensor(weights))

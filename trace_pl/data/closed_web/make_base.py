@@ -44,18 +44,20 @@ class BaseRecipe:
     seed: int = 0
     num_webs: int = 60
     """Webs of fresh names and links, beside the real one."""
-    num_transcripts: int = 6_000
+    num_transcripts: int = 9_000
     permuted_share: float = 0.75
     """Share of the transcripts that walk one of the fresh webs."""
-    right_relation: float = 0.85
+    right_relation: float = 0.8
     right_result: float = 0.6
-    give_up: float = 0.1
+    give_up: float = 0.12
+    probed_share: float = 0.4
+    """Share of the transcripts that end with the gold answer before it was found."""
     read_weight: float = 0.05
     """Loss weight of tokens that the agent did not write: their names are mostly chance."""
     batch_size: int = 8
     learning_rate: float = 2e-3
     warmup_steps: int = 50
-    vocab_size: int = 1024
+    vocab_size: int = 1280
     num_threads: int = 2
     """Part of the recipe: the order of float sums depends on it."""
 
@@ -78,11 +80,15 @@ def make_transcripts(recipe: BaseRecipe) -> list[Transcript]:
         for web, names in zip(webs, splits, strict=True)
     ]
     noise = Noise(recipe.right_relation, recipe.right_result, recipe.give_up)
+    steady = Noise(right_result=recipe.right_result)
     transcripts = []
     for _ in tqdm(range(recipe.num_transcripts), desc="transcripts", disable=None):
         which = rng.randrange(1, len(webs)) if rng.random() < recipe.permuted_share else 0
         chain = rng.choice(chains[which][rng.choice(hops)])
-        transcripts.append(guides[which].transcript(chain, noise, rng))
+        if rng.random() < recipe.probed_share:
+            transcripts.append(guides[which].probed_transcript(chain, steady, rng))
+        else:
+            transcripts.append(guides[which].transcript(chain, noise, rng))
     return transcripts
 
 

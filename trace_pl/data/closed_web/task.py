@@ -26,8 +26,8 @@ class ClosedWebTask:
     """Multi-hop questions over the web that the built-in base model knows.
 
     Args:
-        hops: Hop counts to mix; the base model answers 9 % of 2-hop, 2.5 % of 3-hop and
-            1 % of 4-hop questions when it has two turns for each hop and one to spare.
+        hops: Hop counts to mix; the base model answers about 10 % of 2-hop, 3 % of 3-hop
+            and 1.5 % of 4-hop questions when it has two turns for each hop and one to spare.
     """
 
     def __init__(self, hops: Sequence[int] = (3,)) -> None:

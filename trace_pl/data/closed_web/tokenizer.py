@@ -21,13 +21,16 @@ TAGS = (
 )  # fmt: skip
 """Structure the policy writes itself, so added but not special: decoding keeps them."""
 
-_KIND_OR_RELATION = r" a [a-z]+| [a-z]+ing"
+# A space belongs to the word before it, but for those inside a name: all parts of a name are then
+# the same tokens wherever it stands.
+_KIND_OR_RELATION = r"\ba [a-z]+| ?\b[a-z]+ing ?"
 _PIECES = (
-    rf"{_KIND_OR_RELATION}| ?[A-Z][a-z]+|[0-9][^A-Za-z0-9]*|(?:(?!{_KIND_OR_RELATION})[^A-Z0-9])+"
+    rf"{_KIND_OR_RELATION}|(?<=[A-Z][a-z]{{4}}) [A-Z][a-z]+|[A-Z][a-z]+|[0-9][^A-Za-z0-9]*"
+    rf"|(?:(?!{_KIND_OR_RELATION})[^A-Z0-9])+"
 )
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 1024) -> PreTrainedTokenizerFast:
+def train_tokenizer(texts: Iterable[str], vocab_size: int = 1280) -> PreTrainedTokenizerFast:
     """Train the tokenizer on rendered transcripts and attach the chat template.
 
     Args:

@@ -28,7 +28,7 @@ class Noise:
     right_relation: float = 1.0
     right_result: float = 1.0
     give_up: float = 0.0
-    """Chance, before each tool call, to stop and answer "none"."""
+    """Chance, before each tool call, to stop and answer."""
     silent_answer: float = 0.3
     """Chance that a final answer comes without a thought, as the prober asks for it."""
 
@@ -39,6 +39,8 @@ class Transcript:
 
     question: str
     turns: tuple[tuple[str, str], ...]
+    probed_answer: str | None = None
+    """The gold answer, when the walk was cut to state it before its time."""
 
 
 def action_text(thought: str, call: ToolCall) -> str:
@@ -68,6 +70,17 @@ class Demonstrator:
         for action, call in self._walk(chain, noise, rng, session):
             turns.append((action, session.call(call).text if call else ""))
         return Transcript(question, tuple(turns))
+
+    def probed_transcript(self, chain: Chain, noise: Noise, rng: random.Random) -> Transcript:
+        """Return a walk that is cut at a random boundary and followed by the gold answer.
+
+        From these the model learns what can be known of an answer before it was found, in the very
+        words in which the prober asks.
+        """
+        walked = self.transcript(chain, noise, rng)
+        turns = walked.turns[: rng.randrange(len(walked.turns))]
+        gold = self.web.entities[chain.path[-1]].name
+        return Transcript(walked.question, turns, gold)
 
     def _walk(
         self, chain: Chain, noise: Noise, rng: random.Random, session: BrowserSession

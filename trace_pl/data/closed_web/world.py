@@ -2,8 +2,9 @@
 
 Five kinds of entity form five layers. Each entity has three relations into the next layer, so a
 question of h hops is a chain of h relations, and its evidence is exactly the h pages along it.
-Names are two invented words; a page never states a fact of another page, so nothing but opening the
-pages answers a question.
+Names run in families: a name ends with the words of the family of whatever leads to it, and adds
+one of its own. Each true page therefore narrows the answer down by one word, but its first word
+stands on the last page alone, so nothing but opening the pages answers a question.
 """
 
 from __future__ import annotations
@@ -79,55 +80,84 @@ def invented_words(count: int, syllables: int, rng: random.Random) -> list[str]:
 class ClosedWeb:
     """The whole web, a pure function of its seed.
 
+    The entities of layer l belong to 3^l families; those of one family lead to its three child
+    families, one by each relation.
+
     Args:
         seed: Names the web. Words come from ``word_seed``, links and names from ``seed``; webs that
             share ``word_seed`` share a vocabulary, so a model of many has to read, not recall.
-        entities_per_kind: Pages in each of the five layers.
+        last_family_size: Entities in each of the 81 families of the last layer; every layer has
+            81 times as many.
         word_seed: Seed of the word pools.
     """
 
     seed: int = 0
-    entities_per_kind: int = 60
+    last_family_size: int = 2
     word_seed: int = 7
 
     def __post_init__(self) -> None:
-        if not 2 <= self.entities_per_kind <= 400:
+        if not 1 <= self.last_family_size <= 2:
             raise ConfigError(
-                "Expected entities_per_kind from 2 to 400 for the closed web, got "
-                f"{self.entities_per_kind}."
+                "Expected last_family_size of 1 or 2 for the closed web, got "
+                f"{self.last_family_size}."
             )
 
+    @property
+    def entities_per_kind(self) -> int:
+        """Pages in each of the five layers."""
+        return int(3 ** (len(KINDS) - 1)) * self.last_family_size
+
     @cached_property
-    def words(self) -> tuple[list[str], dict[str, list[str]]]:
-        """First words, shared by all kinds, and last words, a pool for each kind."""
+    def words(self) -> tuple[list[str], list[str], list[str]]:
+        """First words of all names, last words of towns, words of families."""
         rng = random.Random(self.word_seed)
-        pool = invented_words(60 + 12 * len(KINDS), 2, rng)
+        num_families = sum(3**layer for layer in range(1, len(KINDS)))
+        pool = invented_words(60 + 12 + num_families, 2, rng)
         rng.shuffle(pool)
-        last = {k: pool[60 + 12 * i : 60 + 12 * (i + 1)] for i, k in enumerate(KINDS)}
-        return pool[:60], last
+        return pool[:60], pool[60:72], pool[72:]
 
     @cached_property
     def entities(self) -> dict[str, Entity]:
         """Every entity by id."""
         rng = random.Random(f"closed-web-{self.seed}")
-        first, last = self.words
-        names: dict[str, list[str]] = {}
-        for kind in KINDS:
-            combos = [f"{a} {b}" for a, b in product(first, last[kind])]
-            names[kind] = rng.sample(combos, self.entities_per_kind)
-        numbers = rng.sample(range(1000, 10_000), self.entities_per_kind * len(KINDS))
-        ids = {
-            kind: [f"page-{numbers.pop()}" for _ in range(self.entities_per_kind)] for kind in KINDS
-        }
+        count = self.entities_per_kind
+        names = self._names(rng)
+        numbers = rng.sample(range(1000, 10_000), count * len(KINDS))
+        ids = {kind: [f"page-{numbers.pop()}" for _ in range(count)] for kind in KINDS}
         entities: dict[str, Entity] = {}
         for layer, kind in enumerate(KINDS):
-            for id_, name in zip(ids[kind], names[kind], strict=True):
+            for number, id_ in enumerate(ids[kind]):
                 relations = list(RELATIONS.get(kind, ()))
                 rng.shuffle(relations)
-                next_layer = ids[KINDS[layer + 1]] if relations else []
-                facts = tuple(zip(relations, rng.sample(next_layer, len(relations)), strict=True))
-                entities[id_] = Entity(id_, name, kind, facts, rng.choice(_REMARKS))
+                facts = []
+                for branch, relation in enumerate(relations):
+                    family = number % 3**layer + branch * 3**layer
+                    target = rng.randrange(family, count, 3 ** (layer + 1))
+                    facts.append((relation, ids[KINDS[layer + 1]][target]))
+                rng.shuffle(facts)
+                entities[id_] = Entity(
+                    id_, names[kind][number], kind, tuple(facts), rng.choice(_REMARKS)
+                )
         return entities
+
+    def _names(self, rng: random.Random) -> dict[str, list[str]]:
+        """Return the names of each layer; entity n of layer l is of family n mod 3^l."""
+        first, towns, families = self.words
+        count = self.entities_per_kind
+        names = {KINDS[0]: [f"{a} {b}" for a, b in rng.sample([*product(first, towns)], count)]}
+        unused = rng.sample(families, len(families))
+        lineages = [""]
+        for layer, kind in enumerate(KINDS[1:], start=1):
+            # Family f descends from family f mod 3^(l-1) and puts its own word before the others.
+            lineages = [
+                f" {unused.pop()}{lineages[family % len(lineages)]}" for family in range(3**layer)
+            ]
+            firsts = [rng.sample(first, count // len(lineages)) for _ in lineages]
+            names[kind] = [
+                firsts[n % len(lineages)][n // len(lineages)] + lineages[n % len(lineages)]
+                for n in range(count)
+            ]
+        return names
 
     def documents(self) -> list[Document]:
         """Render every entity as a page of plain English."""
