@@ -52,6 +52,23 @@ class TraceCLI(LightningCLI):
             if self.subcommand == "fit":
                 config["trainer"]["logger"]["init_args"]["version"] = run.name
 
+    def instantiate_classes(self) -> None:
+        """Build module, data, stages and Trainer from the config.
+
+        Raises:
+            TraceError: what a class said of its settings, which the parser would bury in a list of
+                the types that it tried.
+        """
+        try:
+            super().instantiate_classes()
+        except ValueError as error:
+            cause: BaseException | None = error
+            while cause is not None:
+                if isinstance(cause, TraceError):
+                    raise cause from None
+                cause = cause.__cause__
+            raise
+
     def before_fit(self) -> None:
         """Check data, tools, model and engine before the Trainer creates anything."""
         self.datamodule.open()

@@ -23,7 +23,13 @@ from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.metrics import rollout_metrics
-from trace_pl.policy import BUILT_IN_BASE, load_model, load_reference, sampled_logprobs
+from trace_pl.policy import (
+    BUILT_IN_BASE,
+    check_reference,
+    load_model,
+    load_reference,
+    sampled_logprobs,
+)
 from trace_pl.types import RolloutGroup
 
 Dtype = Literal["float32", "bfloat16"]
@@ -58,6 +64,7 @@ class TraceModule(lightning.LightningModule):
         super().__init__()
         self.model_name = model_name
         self.reference_name = reference_name or model_name
+        check_reference(self.reference_name)
         self.loss = loss or TokenClip()
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler

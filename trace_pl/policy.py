@@ -77,6 +77,19 @@ def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:
     return model
 
 
+def check_reference(name: str) -> None:
+    """Raise unless a reference given as a checkpoint file is there.
+
+    Raises:
+        ConfigError: if it is not.
+    """
+    if name.endswith(".ckpt") and not Path(name).is_file():
+        raise ConfigError(
+            f"Expected a checkpoint at '{name}', got none there. Set `model.reference_name` to a "
+            "model or to the .ckpt file of an earlier run."
+        )
+
+
 def load_reference(name: str, policy_name: str, dtype: str = "float32") -> PreTrainedModel:
     """Load a frozen model from a model name, or from a checkpoint of a run with the same policy.
 

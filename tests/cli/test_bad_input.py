@@ -108,6 +108,35 @@ def test_a_group_of_one_is_one_line(fit):
     assert_one_line(*fit("--data.group_size=1"), "group_size", "at least 2")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--credit.backup.init_args.num_steps=0"], ["num_steps of at least 1", "0"]),
+        (["--credit.backup.init_args.discount=1.5"], ["discount from 0 to 1", "1.5"]),
+        (["--credit.anchor.init_args.turn_weight=-1"], ["turn_weight", "-1"]),
+        (
+            [
+                "--credit.prober.init_args.value=trace_pl.credit.values.LogRatioValue",
+                "--credit.prober.init_args.value.init_args.epsilon=0",
+            ],
+            ["epsilon above 0", "0"],
+        ),
+        (["--model.loss.init_args.clip_low=1"], ["clip_low", "1"]),
+        (["--model.reference_name=nowhere/last.ckpt"], ["nowhere/last.ckpt"]),
+    ],
+    ids=lambda value: value[-1],
+)
+def test_an_impossible_setting_is_one_line_before_any_model_loads(
+    fit, monkeypatch, arguments, words
+):
+    def refuse(*_, **__):
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr("trace_pl.module.load_model", refuse)
+    monkeypatch.setattr("trace_pl.datamodule.load_tokenizer", refuse)
+    assert_one_line(*fit(*arguments), *words)
+
+
 def test_too_little_memory_for_the_cache_is_one_line(fit):
     code, error = fit("--data.engine.init_args.kv_cache_gib=100000")
     assert_one_line(code, error, "kv_cache_gib")
