@@ -1,0 +1,44 @@
+"""Runs of the agent loop with a scripted engine, shared by its tests."""
+
+from conftest import make_tokenizer
+from scripted import SCHEMA, FunctionTools, ScriptedEngine
+
+from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
+from trace_pl.rollout.template import ChatTemplate
+from trace_pl.search.formats import HermesFormat
+from trace_pl.types import Question, ToolResult
+
+TEMPLATE = ChatTemplate(make_tokenizer(), [SCHEMA])
+ANSWER = "<answer>Mira Holt</answer>"
+LIMITS = AgentLimits(max_turns=5, max_response_tokens=200, max_trajectory_tokens=2000)
+
+
+def question(id_="q1", text="Who built the tower?"):
+    return Question(id_, text, ("Mira Holt",))
+
+
+def page(question, call, number):
+    return ToolResult(f"page {number} on {call.arguments['query']}", docids=(f"d{number}",))
+
+
+def run(script, tools=page, limits=LIMITS, questions=None, group_size=1, **engine_settings):
+    """Run a script and return the loop's engine and groups."""
+    engine = ScriptedEngine(TEMPLATE, script, **engine_settings)
+    loop = AgentLoop(
+        engine, TEMPLATE, FunctionTools(tools), HermesFormat(), ExactMatchReward(), limits
+    )
+    return engine, loop.collect(questions or [question()], group_size)
+
+
+def run_one(script, **settings):
+    """Run one rollout."""
+    _, groups = run({"*": script}, **settings)
+    return groups[0].rollouts[0]
+
+
+def text_of(rollout, start, stop):
+    return TEMPLATE.decode(rollout.token_ids[start:stop].tolist())
+
+
+def prompt_length():
+    return len(TEMPLATE.prompt_ids("", question().text))
