@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from trace_pl.errors import ConfigError
+from trace_pl.scoring.head import token_logprobs
 
 BUILT_IN_BASE = "closed-web-base"
 """Name of the tiny model that ships with the package."""
@@ -140,7 +141,8 @@ def sampled_logprobs(model: PreTrainedModel, token_ids_BT: Tensor, mask_BT: Tens
     decoder, head = model.get_decoder(), model.get_output_embeddings()
     hidden_BTD = decoder(input_ids=token_ids_BT, use_cache=False).last_hidden_state
     predicts_BT = mask_BT[:, 1:]
-    logits_MV = head(hidden_BTD[:, :-1][predicts_BT]).float()
-    picked_M = -F.cross_entropy(logits_MV, token_ids_BT[:, 1:][predicts_BT], reduction="none")
+    picked_M = token_logprobs(
+        head, hidden_BTD[:, :-1][predicts_BT], token_ids_BT[:, 1:][predicts_BT]
+    )
     logprobs_BT = picked_M.new_zeros(predicts_BT.shape).masked_scatter(predicts_BT, picked_M)
     return F.pad(logprobs_BT, (1, 0))

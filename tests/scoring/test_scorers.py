@@ -203,7 +203,7 @@ def test_branched_scorer_reads_each_trajectory_once():
     """Tokens through the model: the trajectory up to its last boundary, and its branches."""
     model = make_qwen3()
     read = []
-    model.register_forward_pre_hook(
+    model.model.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
     ids = torch.arange(40) % VOCAB

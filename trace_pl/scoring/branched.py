@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trace_pl.errors import ConfigError
+from trace_pl.scoring.head import token_logprobs
 from trace_pl.scoring.layout import (
     BranchLayout,
     lay_out_branches,
@@ -76,24 +77,31 @@ class BranchedScorer:
         self, requests: Sequence[ProbeRequest], layouts: Sequence[BranchLayout]
     ) -> list[Tensor]:
         device = self.model.device
+        decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         trajectory_ids = pad_sequence(
             [request.token_ids[: request.prefix_ends[-1]] for request in requests],
             batch_first=True,
         )
         # Right padding needs no mask here: causal attention never looks at later tokens.
-        read = self.model(input_ids=trajectory_ids.to(device), use_cache=True, logits_to_keep=1)
-        columns = torch.tensor(sorted({row for layout in layouts for row in layout.rows.tolist()}))
-        logits: Tensor = self.model(
+        read = decoder(input_ids=trajectory_ids.to(device), use_cache=True)
+        hidden_BPD = decoder(
             input_ids=_pad([layout.token_ids for layout in layouts], 0).to(device),
             position_ids=_pad([layout.position_ids for layout in layouts], 0).to(device),
             attention_mask=_branch_mask(layouts, trajectory_ids.shape[1], device),
             past_key_values=read.past_key_values,
             use_cache=True,
-            logits_to_keep=columns.to(device),
-        ).logits
+        ).last_hidden_state
+        rows = [layout.rows.to(device) for layout in layouts]
+        logprobs = token_logprobs(
+            head,
+            torch.cat([hidden_BPD[row, places] for row, places in enumerate(rows)]),
+            torch.cat([layout.targets for layout in layouts]).to(device),
+        ).cpu()
         return [
-            _mean_by_branch(logits[row], columns, request, layout)
-            for row, (request, layout) in enumerate(zip(requests, layouts, strict=True))
+            _mean_by_branch(part, request, layout)
+            for part, request, layout in zip(
+                logprobs.split([len(places) for places in rows]), requests, layouts, strict=True
+            )
         ]
 
 
@@ -114,15 +122,8 @@ def _branch_mask(
     return torch.cat([sees_trajectory, same_branch.tril()], dim=2)[:, None]
 
 
-def _mean_by_branch(
-    logits: Tensor, columns: Tensor, request: ProbeRequest, layout: BranchLayout
-) -> Tensor:
-    """(N + 1, A) float32 on the CPU, from (len(columns), V) logits."""
-    kept = torch.searchsorted(columns, layout.rows).to(logits.device)
-    targets = layout.targets.to(logits.device)
-    logprobs = -torch.nn.functional.cross_entropy(
-        logits[kept].float(), targets, reduction="none"
-    ).cpu()
+def _mean_by_branch(logprobs: Tensor, request: ProbeRequest, layout: BranchLayout) -> Tensor:
+    """(N + 1, A) float32, from (M,) log-probs of the answers' tokens."""
     segments = layout.segments[layout.rows]
     num_segments = len(request.prefix_ends) * len(request.branches)
     sums = torch.zeros(num_segments).index_add_(0, segments, logprobs)
