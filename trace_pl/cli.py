@@ -83,6 +83,17 @@ class TraceCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
 
+class SaveConfigBesideLogs(SaveConfigCallback):
+    """Saves the resolved config in the run folder; a run without one leaves nothing behind."""
+
+    def setup(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
+    ) -> None:
+        """Save, if there is a logger and with it a run folder."""
+        if trainer.loggers:
+            super().setup(trainer, pl_module, stage)
+
+
 def run_root(config: Namespace) -> Path | None:
     """Return the folder that holds the versions of a run, None without such a logger."""
     logger = config["trainer"].get("logger")
@@ -154,7 +165,7 @@ def main() -> int:
                 RolloutDataModule,
                 seed_everything_default=0,
                 auto_configure_optimizers=False,
-                save_config_callback=SaveConfigCallback,
+                save_config_callback=SaveConfigBesideLogs,
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={
                     "description": "TRACE: turn-level credit for tool-using agents. "

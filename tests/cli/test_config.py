@@ -79,3 +79,11 @@ def test_a_slot_refuses_a_class_of_another_stage(capsys):
 def test_an_unknown_key_is_refused(capsys):
     assert run_cli("fit", "--config", str(QUICKSTART), "--data.group_sise", "8") == 2
     assert "group_sise" in capsys.readouterr().err
+
+
+def test_a_run_without_a_logger_leaves_no_config_in_the_working_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--config", str(QUICKSTART), "--trainer.logger=false", "--trainer.callbacks=null"]
+    arguments += ["--data.evaluation_questions=2", "--data.engine.init_args.kv_cache_gib=0.1"]
+    assert run_cli("validate", *arguments) == 0
+    assert list(tmp_path.iterdir()) == []

@@ -52,7 +52,7 @@ def test_real_web_transcripts_use_only_the_chains_of_the_base_split():
 
 
 def test_all_own_tokens_and_only_they_carry_full_weight(tokenizer):
-    encoder = Encoder(tokenizer, 0.05)
+    encoder = Encoder(tokenizer, 0.05, 10.0)
     row = encoder.transcript(make_transcripts(replace(SMALL, probed_share=0.0))[0])
     own = tokenizer.decode(row.ids_T[row.weights_T == 1.0].tolist())
     assert own.startswith("<think>\n")
@@ -62,7 +62,7 @@ def test_all_own_tokens_and_only_they_carry_full_weight(tokenizer):
 
 
 def test_of_a_probed_answer_only_the_name_is_learned_in_the_words_of_the_prober(tokenizer):
-    encoder = Encoder(tokenizer, 0.05)
+    encoder = Encoder(tokenizer, 0.05, 10.0)
     web = ClosedWeb()
     guide = Demonstrator(web, web_browser(web))
     cuts = set()
@@ -74,7 +74,7 @@ def test_of_a_probed_answer_only_the_name_is_learned_in_the_words_of_the_prober(
         opening, answer = len(branch.opening_ids), len(branch.answer_ids)
         tail = row.ids_T[-opening - answer :].tolist()
         assert tail == [*branch.opening_ids, *branch.answer_ids]
-        assert row.weights_T[-opening - answer :].tolist() == [0.0] * opening + [1.0] * answer
+        assert row.weights_T[-opening - answer :].tolist() == [0.0] * opening + [10.0] * answer
     # Every boundary of four tool turns, none beyond the last.
     assert cuts == {0, 1, 2, 3, 4}
 
@@ -98,7 +98,7 @@ def test_each_decision_of_a_thought_follows_a_word_that_it_followed_before(token
 
 
 def test_batches_of_similar_lengths_hold_every_row_once(tokenizer):
-    encoder = Encoder(tokenizer, 0.05)
+    encoder = Encoder(tokenizer, 0.05, 10.0)
     rows = [encoder.transcript(transcript) for transcript in make_transcripts(SMALL)]
     batches = similar_lengths(rows, 5, random.Random(0))
     assert sorted(id(row) for batch in batches for row in batch) == sorted(map(id, rows))
@@ -119,7 +119,7 @@ def test_an_untrained_model_already_looks_at_what_followed_the_same_token_before
 def test_the_weighted_loss_is_the_weighted_mean_over_tokens(tokenizer):
     torch.manual_seed(0)
     model = build_model(tokenizer, 1024)
-    row = Encoder(tokenizer, 0.05).transcript(make_transcripts(SMALL)[0])
+    row = Encoder(tokenizer, 0.05, 10.0).transcript(make_transcripts(SMALL)[0])
     logprobs = model(row.ids_T[None]).logits[0, :-1].log_softmax(-1)
     picked = logprobs.gather(1, row.ids_T[1:, None])[:, 0]
     weights = row.weights_T[1:]

@@ -27,16 +27,20 @@ class WeightedTokens:
 class Encoder:
     """Tokenises transcripts piece by piece, exactly as a rollout records them."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, read_weight: float) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, read_weight: float, probed_weight: float
+    ) -> None:
         """Prepare the template's fixed pieces.
 
         Args:
             tokenizer: The tokenizer, with its chat template.
             read_weight: Loss weight of tokens that the agent did not write.
+            probed_weight: Loss weight of the tokens of a probed answer.
         """
         schemas = web_browser(ClosedWeb(last_family_size=1)).schemas()
         self.template = ChatTemplate(tokenizer, schemas)
         self.read_weight = read_weight
+        self.probed_weight = probed_weight
 
     def transcript(self, transcript: Transcript) -> WeightedTokens:
         """Return a transcript whose actions carry full weight, of a probed answer only its name."""
@@ -51,7 +55,10 @@ class Encoder:
                 pieces.append((template.observation_close, read))
         if transcript.probed_answer is not None:
             branch = template.render("<answer>", transcript.probed_answer)
-            pieces += [(list(branch.opening_ids), 0.0), (list(branch.answer_ids), 1.0)]
+            pieces += [
+                (list(branch.opening_ids), 0.0),
+                (list(branch.answer_ids), self.probed_weight),
+            ]
         ids = [id_ for piece, _ in pieces for id_ in piece]
         weights = [weight for piece, weight in pieces for _ in piece]
         return WeightedTokens(torch.tensor(ids), torch.tensor(weights))

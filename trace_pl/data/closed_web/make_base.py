@@ -54,6 +54,8 @@ class BaseRecipe:
     """Share of the transcripts that end with the gold answer before it was found."""
     read_weight: float = 0.05
     """Loss weight of tokens that the agent did not write: their names are mostly chance."""
+    probed_weight: float = 10.0
+    """Loss weight of the tokens of a probed answer, which are few and hard."""
     batch_size: int = 8
     learning_rate: float = 2e-3
     warmup_steps: int = 50
@@ -145,7 +147,7 @@ def make_base(recipe: BaseRecipe, output: Path) -> None:
     torch.set_num_threads(recipe.num_threads)
     transcripts = make_transcripts(recipe)
     tokenizer = train_tokenizer(markup_free_pieces(transcripts[:4_000]), recipe.vocab_size)
-    encoder = Encoder(tokenizer, recipe.read_weight)
+    encoder = Encoder(tokenizer, recipe.read_weight, recipe.probed_weight)
     model = build_model(tokenizer, recipe.vocab_size)
     rows = [encoder.transcript(transcript) for transcript in transcripts]
     rng = random.Random(recipe.seed)
@@ -177,7 +179,9 @@ A Qwen3 of {model.num_parameters():,} parameters with its own tokenizer and chat
 
 from nothing but the built-in closed web (`trace_pl/data/closed_web`): {recipe.num_transcripts:,}
 tool-use transcripts with wrong relations, wrong results and early ends on purpose;
-{recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to copy from a page. Two of
+{recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to copy from a page.
+{recipe.probed_share:.0%} are cut short and end with the gold answer, so that it knows early what can
+be known of an answer. Two of
 its heads start out as an induction circuit, which would take longer to form than all this training
 (`architecture.py`). It has seen no chain of the train, validation or test questions. It is the
 starting point and the frozen reference of the quickstart, and good for nothing else.
