@@ -4,7 +4,7 @@ Each variant is the file of that name in configs/ablations ("trace" is no file: 
 variants of a seed share base model, random state and order of questions. Finished runs are kept, so
 an interrupted call goes on where it stopped. Writes a table and a figure and prints one JSON line.
 
-    python benchmarks/credit_ablation.py --seeds 8 --first-seed 100 --jobs 2 --threads 1 \
+    python benchmarks/credit_ablation.py --seeds 8 --first-seed 200 --jobs 2 --threads 1 \
         --variants grpo trace raw_delta linear_gap num_steps_1 shuffled
 
 Success is that of held-out questions; all intervals are 95 % bootstrap intervals over seeds.
@@ -195,7 +195,7 @@ def main() -> None:
     ])  # fmt: skip
     parser.add_argument("--variants", nargs="+", default=[BASELINE, "trace"])
     parser.add_argument("--seeds", type=int, default=8, help="how many")
-    parser.add_argument("--first-seed", type=int, default=100)
+    parser.add_argument("--first-seed", type=int, default=200)
     parser.add_argument("--runs", type=Path, default=Path("runs/credit_ablation"))
     parser.add_argument("--output", type=Path, help="folder of table and figure; default: --runs")
     parser.add_argument("--jobs", type=int, default=1)

@@ -178,13 +178,13 @@ A Qwen3 of {model.num_parameters():,} parameters with its own tokenizer and chat
     trace-pl make-base
 
 from nothing but the built-in closed web (`trace_pl/data/closed_web`): {recipe.num_transcripts:,}
-tool-use transcripts with wrong relations, wrong results and early ends on purpose;
-{recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to copy from a page.
-{recipe.probed_share:.0%} are cut short and end with the gold answer, so that it knows early what can
-be known of an answer. Two of
-its heads start out as an induction circuit, which would take longer to form than all this training
-(`architecture.py`). It has seen no chain of the train, validation or test questions. It is the
-starting point and the frozen reference of the quickstart, and good for nothing else.
+tool-use transcripts with wrong relations, wrong results and early ends on purpose.
+{recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to copy from a page;
+{recipe.probed_share:.0%} are cut short and end with the gold answer, so that it knows early what
+can be known of an answer. Two of its heads start out as an induction circuit, which would take
+longer to form than all this training (`architecture.py`). It has seen no chain of the train,
+validation or test questions. It is the starting point and the frozen reference of the quickstart,
+and good for nothing else.
 
 Mean weighted loss of the last 50 of {len(losses)} steps: {fmean(losses[-50:]):.3f}.
 Versions: torch {torch.__version__}, transformers {version("transformers")}.
