@@ -100,6 +100,9 @@ class Demonstrator:
             call = ToolCall("search", {"query": entity.name})
             yield action_text(thought, call), call
             titles = [self.web.entities[docid].name for docid in session.shown_results]
+            if entity.name not in titles:
+                yield answer_text("I do not know.", UNKNOWN), None
+                return
             right = titles.index(entity.name) + 1
             wrong = [n for n in range(1, len(titles) + 1) if n != right]
             while wrong and rng.random() >= noise.right_result:
