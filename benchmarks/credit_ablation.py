@@ -138,7 +138,7 @@ def compare(curves: dict[str, list[Curve]]) -> dict[str, dict[str, object]]:
             "median_seconds_to_grpo": float(
                 np.median([reached(c, c.seconds, threshold) for c in runs])
             ),
-            "seeds_that_reach_grpo": sum(c.success.max() >= threshold for c in runs),
+            "seeds_that_reach_grpo": sum(bool(c.success.max() >= threshold) for c in runs),
             "tool_turns": np.mean([c.tool_turns for c in runs], axis=0).round(2).tolist(),
             "zero_variance_groups": round(float(np.mean([c.zero_variance for c in runs])), 3),
             "seeds": [round(float(s), 4) for s in final],

@@ -1,6 +1,7 @@
 """The arithmetic of the comparison, on curves made by hand."""
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -62,8 +63,9 @@ def test_equal_seconds_are_those_of_the_fastest_variant(ablation):
     assert found["trace"]["median_seconds_to_grpo"] == 4.0
 
 
-def test_the_table_has_a_row_for_each_variant(ablation):
+def test_the_table_has_a_row_for_each_variant_and_the_figures_are_plain_json(ablation):
     found = ablation.compare({"grpo": [curve(ablation, [0.0, 0.4])]})
+    assert json.loads(json.dumps(found)) == found
     head, _, row = ablation.table(found).splitlines()
     assert row.startswith("| grpo | 40.0 [40.0, 40.0] |")
     assert head.count("|") == row.count("|")
