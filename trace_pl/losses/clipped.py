@@ -71,24 +71,24 @@ class ClippedLoss(ABC):
         clipped = ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)
         surrogate = torch.minimum(ratio * advantages, clipped * advantages)
         weights = self.normaliser.weights(inputs)
-        scaled = weights if self.correction is None else weights * self.correction.weights(inputs)
-        loss = -(scaled * surrogate).masked_fill(~mask, 0.0).sum()
+        metrics = {}
+        if self.correction is not None:
+            correction = self.correction.weights(inputs)
+            surrogate = correction * surrogate
+            excess = (correction - 1.0).abs() * mask
+            metrics["correction"] = excess.sum() / inputs.num_loss_tokens
+        loss = -(weights * surrogate).masked_fill(~mask, 0.0).sum()
         is_clipped = (clipped * advantages < ratio * advantages) & mask
         # k3 estimator of KL(old || new): never negative, low variance.
         moved = (difference.expm1() - difference).detach()
-        metrics = {
-            "clip_fraction": is_clipped.sum() / inputs.num_loss_tokens,
-            "policy_kl": moved.sum() / inputs.num_loss_tokens,
-        }
+        metrics["clip_fraction"] = is_clipped.sum() / inputs.num_loss_tokens
+        metrics["policy_kl"] = moved.sum() / inputs.num_loss_tokens
         if self.kl is not None:
             assert inputs.reference_logprobs_BT is not None
             penalty = self.kl.per_token(inputs.logprobs_BT, inputs.reference_logprobs_BT)
             penalty = penalty.masked_fill(~mask, 0.0)
             loss = loss + self.kl.weight * (weights * penalty).sum()
             metrics["reference_kl"] = penalty.detach().sum() / inputs.num_loss_tokens
-        if self.correction is not None:
-            excess = (self.correction.weights(inputs) - 1.0).abs() * mask
-            metrics["correction"] = excess.sum() / inputs.num_loss_tokens
         return LossOutputs(loss, metrics)
 
 

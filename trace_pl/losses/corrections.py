@@ -11,8 +11,24 @@ from trace_pl.errors import ConfigError
 from trace_pl.losses.inputs import LossInputs
 
 
+@dataclass(frozen=True, slots=True)
 class ImportanceCorrection(ABC):
-    """Weighs tokens by how much likelier the trainer finds them than the engine that sampled."""
+    """Weighs tokens by how much likelier the trainer finds them than the engine that sampled.
+
+    Args:
+        cap: Largest weight, at least 1.
+
+    Raises:
+        ConfigError: if ``cap`` is below 1.
+    """
+
+    cap: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.cap >= 1.0:
+            raise ConfigError(
+                f"Expected a cap of at least 1 in model.loss.init_args.correction, got {self.cap}."
+            )
 
     @abstractmethod
     def weights(self, inputs: LossInputs) -> Tensor:
@@ -23,19 +39,10 @@ class ImportanceCorrection(ABC):
 class TruncatedTokenWeights(ImportanceCorrection):
     """Truncated importance sampling per token.
 
+    Implements
+
         w_it = min(exp(old_it - sampler_it), cap)
-
-    Args:
-        cap: Largest weight, at least 1.
-
-    Raises:
-        ConfigError: if ``cap`` is below 1.
     """
-
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        _require_cap(self.cap)
 
     def weights(self, inputs: LossInputs) -> Tensor:
         """Return (B, T) weights."""
@@ -46,19 +53,10 @@ class TruncatedTokenWeights(ImportanceCorrection):
 class TruncatedSequenceWeights(ImportanceCorrection):
     """Truncated importance sampling per rollout: unbiased up to the cap, but with more variance.
 
+    Implements
+
         w_i = min(exp(sum_t (old_it - sampler_it)), cap)
-
-    Args:
-        cap: Largest weight, at least 1.
-
-    Raises:
-        ConfigError: if ``cap`` is below 1.
     """
-
-    cap: float = 2.0
-
-    def __post_init__(self) -> None:
-        _require_cap(self.cap)
 
     def weights(self, inputs: LossInputs) -> Tensor:
         """Return (B, 1) weights."""
@@ -68,10 +66,3 @@ class TruncatedSequenceWeights(ImportanceCorrection):
 def _log_weights(inputs: LossInputs) -> Tensor:
     difference = inputs.old_logprobs_BT - inputs.sampler_logprobs_BT
     return difference.masked_fill(~inputs.mask_BT, 0.0).detach()
-
-
-def _require_cap(cap: float) -> None:
-    if not cap >= 1.0:
-        raise ConfigError(
-            f"Expected a cap of at least 1 in model.loss.init_args.correction, got {cap}."
-        )

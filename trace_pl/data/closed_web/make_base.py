@@ -14,7 +14,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -64,16 +63,10 @@ class BaseRecipe:
     """Part of the recipe: the order of float sums depends on it."""
 
 
-@cache
-def make_webs(num_fresh: int) -> tuple[ClosedWeb, ...]:
-    """Return the real web, then the fresh ones; made once for all transcripts."""
-    return (ClosedWeb(), *(ClosedWeb(seed=1_000 + i) for i in range(num_fresh)))
-
-
 def make_transcripts(recipe: BaseRecipe) -> list[Transcript]:
     """Walk the real web's ``base`` chains and any chain of the fresh webs."""
     rng = random.Random(f"transcripts-{recipe.seed}")
-    webs = make_webs(recipe.num_webs)
+    webs = [ClosedWeb(), *(ClosedWeb(seed=1_000 + i) for i in range(recipe.num_webs))]
     guides = [Demonstrator(web, web_browser(web)) for web in webs]
     hops = range(1, len(KINDS))
     splits = [("base",)] + [("base", "train", "validation", "test")] * recipe.num_webs

@@ -1,7 +1,7 @@
 """The tiny model's own tokenizer and chat template.
 
-A byte-level BPE whose pre-tokenizer keeps an invented word, a kind (" a town") and a relation
-(" hosting") in one piece each and lets merges run across all other lower-case text and JSON
+A byte-level BPE whose pre-tokenizer keeps an invented word, a kind ("a town") and a relation
+(" hosting ") in one piece each and lets merges run across all other lower-case text and JSON
 scaffolding ('{"name": "'). A tool turn is then about 25 tokens, which is what makes reinforcement
 learning on a laptop CPU possible. Encoding is lossless for any text.
 """

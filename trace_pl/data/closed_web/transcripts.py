@@ -28,7 +28,7 @@ class Noise:
     right_relation: float = 1.0
     right_result: float = 1.0
     give_up: float = 0.0
-    """Chance, before each tool call, to stop and answer."""
+    """Chance, before each tool call, to stop and answer "none"."""
     silent_answer: float = 0.3
     """Chance that a final answer comes without a thought, as the prober asks for it."""
 
