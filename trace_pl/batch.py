@@ -11,11 +11,12 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset
 
 from trace_pl.errors import CreditError, RolloutError
+from trace_pl.packing import balanced_bins, bins_within
 from trace_pl.types import Rollout, RolloutGroup, TokenAdvantages
 
 
 class Minibatch:
-    """Rows of one forward pass, right-padded.
+    """Rows of one forward pass. They are right-padded here; the model reads them without padding.
 
     A plain class with its own ``to``: Lightning casts the floats of dataclass batches to the
     training precision, and advantages must stay float32.
@@ -68,14 +69,14 @@ class BatchPlan:
     Args:
         num_steps: Optimizer steps per pass over the rollouts.
         num_passes: Passes over the same rollouts.
-        micro_batches: Forward passes per optimizer step; equals the trainer's
-            ``accumulate_grad_batches``.
+        tokens_per_forward: Most tokens of one forward and backward pass, which bounds its memory; a
+            longer rollout goes alone.
         seed: Shuffles rows, with the epoch's number.
     """
 
     num_steps: int = 1
     num_passes: int = 1
-    micro_batches: int = 1
+    tokens_per_forward: int = 16_384
     seed: int = 0
 
     @property
@@ -104,6 +105,10 @@ class RolloutBuffer(IterableDataset[Minibatch]):
                 "Expected at least one finished rollout in the epoch, got none: every rollout was "
                 "lost to infrastructure failures. See the engine's and the tools' errors above."
             )
+        self.micro_batches = max(
+            len(bins_within(_lengths(step), plan.tokens_per_forward)) for step in self._steps()
+        )
+        """Forward passes of each optimizer step: as many as the largest of them needs."""
 
     def assign(self, advantages: Sequence[TokenAdvantages]) -> None:
         """Take the advantages of every rollout; the credit pipeline is the only caller.
@@ -122,17 +127,15 @@ class RolloutBuffer(IterableDataset[Minibatch]):
             )
         self._advantages = by_id
 
-    def forward_batches(self, tokens_per_batch: int = 16_384) -> Iterator[Minibatch]:
-        """Yield every rollout once, by length, for forwards that need no credit."""
-        ordered = sorted(self.rollouts, key=lambda r: len(r.token_ids))
-        total = sum(len(r.token_ids) for r in ordered)
-        for part in balanced_parts(ordered, -(-total // tokens_per_batch)):
-            if part:
-                yield self._collate(part, 1.0, 1.0)
+    def forward_batches(self) -> Iterator[Minibatch]:
+        """Yield every rollout once, for forwards that need no credit."""
+        lengths = _lengths(self.rollouts)
+        for part in bins_within(lengths, self.plan.tokens_per_forward):
+            yield self._collate([self.rollouts[i] for i in part], 1.0, 1.0)
 
     def __len__(self) -> int:
         """Return the number of micro-batches, fixed at construction."""
-        return self.plan.num_steps * self.plan.num_passes * self.plan.micro_batches
+        return self.plan.num_steps * self.plan.num_passes * self.micro_batches
 
     def __iter__(self) -> Iterator[Minibatch]:
         """Yield the micro-batches of all passes, rows reshuffled for each pass.
@@ -142,21 +145,24 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         """
         if self._advantages is None:
             raise CreditError("Expected advantages before the first minibatch, got none assigned.")
+        for rollouts in self._steps():
+            yield from self._forwards(rollouts)
+
+    def _steps(self) -> Iterator[list[Rollout]]:
+        """Yield the rollouts of each optimizer step."""
         for number in range(self.plan.num_passes):
             seed = hash((self.plan.seed, self.epoch, number))
             order = torch.randperm(
                 len(self.rollouts), generator=torch.Generator().manual_seed(seed)
             )
             for rows in order.tensor_split(self.plan.num_steps):
-                yield from self._step([self.rollouts[i] for i in rows.tolist()])
+                yield [self.rollouts[i] for i in rows.tolist()]
 
-    def _step(self, rollouts: list[Rollout]) -> Iterator[Minibatch]:
+    def _forwards(self, rollouts: list[Rollout]) -> Iterator[Minibatch]:
         num_tokens = max(1.0, float(sum(int(r.loss_mask.sum()) for r in rollouts)))
         num_rollouts = max(1.0, float(sum(bool(r.loss_mask.any()) for r in rollouts)))
-        # Similar lengths share a micro-batch: less padding, same gradient.
-        rollouts = sorted(rollouts, key=lambda r: len(r.token_ids))
-        for part in balanced_parts(rollouts, self.plan.micro_batches):
-            yield self._collate(part, num_tokens, num_rollouts)
+        for part in balanced_bins(_lengths(rollouts), self.micro_batches):
+            yield self._collate([rollouts[i] for i in part], num_tokens, num_rollouts)
 
     def _collate(
         self, part: Sequence[Rollout], num_tokens: float, num_rollouts: float
@@ -185,15 +191,8 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         return self._advantages[rollout.id]
 
 
-def balanced_parts(rollouts: Sequence[Rollout], count: int) -> list[list[Rollout]]:
-    """Split rollouts sorted by length into ``count`` runs of about equal padded tokens."""
-    total = sum(len(r.token_ids) for r in rollouts)
-    parts: list[list[Rollout]] = [[] for _ in range(count)]
-    seen = 0
-    for rollout in rollouts:
-        seen += len(rollout.token_ids)
-        parts[min(count - 1, (seen - 1) * count // max(total, 1))].append(rollout)
-    return parts
+def _lengths(rollouts: Sequence[Rollout]) -> list[int]:
+    return [len(r.token_ids) for r in rollouts]
 
 
 def _pad(rows: Sequence[Tensor]) -> Tensor:

@@ -37,7 +37,6 @@ class TraceCLI(LightningCLI):
             parser.set_defaults({name: {"class_path": default}})
         parser.add_lightning_class_args(CreditAssigner, "credit.assigner")
         parser.link_arguments("model.model_name", "data.model_name")
-        parser.link_arguments("data.micro_batches", "trainer.accumulate_grad_batches")
 
     def before_instantiate_classes(self) -> None:
         """Check the run folder and find the checkpoint to resume before anything heavy starts."""

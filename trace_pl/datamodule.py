@@ -37,8 +37,8 @@ class RolloutDataModule(lightning.LightningDataModule):
         questions_per_epoch: Questions of each rollout phase.
         num_steps: Optimizer steps per pass over an epoch's rollouts.
         num_passes: Passes over an epoch's rollouts.
-        micro_batches: Forward passes per optimizer step; must equal
-            ``trainer.accumulate_grad_batches``.
+        tokens_per_forward: Most tokens of one training forward and backward pass. An optimizer step
+            is split into as many as it needs; the gradient is that of one.
         limits: Bounds of one rollout.
         call_format: How the policy writes tool calls; None means Qwen's Hermes form.
         reward: Outcome reward; None means normalised exact match.
@@ -58,7 +58,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         questions_per_epoch: int = 16,
         num_steps: int = 1,
         num_passes: int = 1,
-        micro_batches: int = 1,
+        tokens_per_forward: int = 16_384,
         limits: AgentLimits | None = None,
         call_format: ToolCallFormat | None = None,
         reward: Reward | None = None,
@@ -82,7 +82,7 @@ class RolloutDataModule(lightning.LightningDataModule):
             "questions_per_epoch": questions_per_epoch,
             "num_steps": num_steps,
             "num_passes": num_passes,
-            "micro_batches": micro_batches,
+            "tokens_per_forward": tokens_per_forward,
             "evaluation_questions": evaluation_questions,
         }
         for name, value in counts.items():
@@ -93,7 +93,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.model_name = model_name
         self.group_size = group_size
         self.questions_per_epoch = questions_per_epoch
-        self.plan = BatchPlan(num_steps, num_passes, micro_batches, seed)
+        self.plan = BatchPlan(num_steps, num_passes, tokens_per_forward, seed)
         self.limits = limits or AgentLimits()
         self.call_format = call_format or HermesFormat()
         self.reward = reward or ExactMatchReward()
@@ -135,11 +135,11 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the data and check it against the Trainer."""
-        micro_batches = self.trainer.accumulate_grad_batches if self.trainer else 1
-        if stage == "fit" and micro_batches != self.plan.micro_batches:
+        if stage == "fit" and self.trainer and self.trainer.accumulate_grad_batches != 1:
             raise ConfigError(
-                "Expected trainer.accumulate_grad_batches equal to data.micro_batches "
-                f"({self.plan.micro_batches}), got {micro_batches}. Set both to one number."
+                "Expected trainer.accumulate_grad_batches of 1, got "
+                f"{self.trainer.accumulate_grad_batches}. It is set for each epoch, from "
+                "data.tokens_per_forward; leave it out."
             )
         self.open()
 
@@ -151,6 +151,8 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     def teardown(self, stage: str) -> None:
         """Stop the engine when the last use of it is over."""
+        if self.trainer is not None:
+            self.trainer.accumulate_grad_batches = 1
         if self._loop is not None:
             self._loop.engine.close()
             self._loop = None
@@ -197,6 +199,8 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.rollout_seconds = time.perf_counter() - start
         epoch = self.trainer.current_epoch if self.trainer else 0
         self.buffer = RolloutBuffer(groups, self.plan, epoch)
+        if self.trainer is not None:
+            self.trainer.accumulate_grad_batches = self.buffer.micro_batches
         return DataLoader(self.buffer, batch_size=None)
 
     def _next_questions(self) -> list[Question]:

@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from trace_pl.errors import ConfigError
+from trace_pl.packed_attention import PACKED, PackedRow, require_packed_attention
 from trace_pl.scoring.head import token_logprobs
 
 BUILT_IN_BASE = "closed-web-base"
@@ -62,19 +63,20 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:
-    """Load a causal language model with SDPA attention.
+    """Load a causal language model with packed attention.
 
     Raises:
-        ConfigError: if it can not be loaded.
+        ConfigError: if it can not be loaded, or has layers that packed attention can not serve.
     """
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            resolve_model(name), dtype=getattr(torch, dtype), attn_implementation="sdpa"
+            resolve_model(name), dtype=getattr(torch, dtype), attn_implementation=PACKED
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"Expected a causal language model at '{name}', got: {first_line(error)}"
         ) from error
+    require_packed_attention(model)
     return model
 
 
@@ -126,11 +128,11 @@ def first_line(error: BaseException) -> str:
 def sampled_logprobs(model: PreTrainedModel, token_ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return the model's log-prob of each masked token given all tokens before it.
 
-    The vocabulary head runs on the rows that predict a masked token only; rows are right-padded, so
-    causal attention needs no padding mask.
+    Rows are read end to end without their padding, each up to its last masked token; the vocabulary
+    head runs on the tokens that predict a masked one.
 
     Args:
-        model: A transformers causal language model.
+        model: A transformers causal language model with packed attention.
         token_ids_BT: (B, T) int64, right-padded.
         mask_BT: (B, T) bool; the first column must be false.
 
@@ -139,10 +141,16 @@ def sampled_logprobs(model: PreTrainedModel, token_ids_BT: Tensor, mask_BT: Tens
         is empty, so an empty micro-batch still has a (zero) gradient.
     """
     decoder, head = model.get_decoder(), model.get_output_embeddings()
-    hidden_BTD = decoder(input_ids=token_ids_BT, use_cache=False).last_hidden_state
-    predicts_BT = mask_BT[:, 1:]
-    picked_M = token_logprobs(
-        head, hidden_BTD[:, :-1][predicts_BT], token_ids_BT[:, 1:][predicts_BT]
-    )
-    logprobs_BT = picked_M.new_zeros(predicts_BT.shape).masked_scatter(predicts_BT, picked_M)
-    return F.pad(logprobs_BT, (1, 0))
+    places_T = torch.arange(token_ids_BT.shape[1], device=mask_BT.device)
+    # The last masked token is predicted and not read; a row without one is read for one token.
+    lengths_B = (places_T * mask_BT).amax(dim=1).clamp(min=1)
+    is_read_BT = places_T < lengths_B[:, None]
+    hidden_LD = decoder(
+        input_ids=token_ids_BT[is_read_BT][None],
+        position_ids=places_T.expand_as(token_ids_BT)[is_read_BT][None],
+        packed_rows=[PackedRow(length) for length in lengths_B.tolist()],
+        use_cache=False,
+    ).last_hidden_state[0]
+    predicts_BT = F.pad(mask_BT[:, 1:], (0, 1))
+    picked_M = token_logprobs(head, hidden_LD[predicts_BT[is_read_BT]], token_ids_BT[mask_BT])
+    return picked_M.new_zeros(mask_BT.shape).masked_scatter(mask_BT, picked_M)

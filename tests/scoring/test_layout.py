@@ -29,6 +29,29 @@ def test_without_an_opening_the_branch_repeats_the_last_prefix_token():
     assert layout.targets.tolist() == [5, 6, 5, 6]
 
 
+def test_blocks_see_the_trajectory_up_to_the_boundary_and_their_own_branch():
+    layout = lay_out_branches(request((3, 7), Branch((1,), (5, 6)), Branch((1,), (8,))))
+    (block,) = layout.blocks()
+    assert block.num_seen == 7
+    assert block.mask_QK[:, :7].sum(1).tolist() == [3, 3, 3, 7, 7, 7]
+    assert block.mask_QK[:3, 7:].int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "sizes", "seen"),
+    [(1, [2, 1, 2, 1], [3, 3, 7, 7]), (3, [3, 3], [3, 7]), (99, [6], [7])],
+)
+def test_blocks_hold_whole_branches(block_tokens, sizes, seen):
+    layout = lay_out_branches(request((3, 7), Branch((1,), (5, 6)), Branch((1,), (8,))))
+    blocks = layout.blocks(block_tokens)
+    assert [len(block.mask_QK) for block in blocks] == sizes
+    assert [block.num_seen for block in blocks] == seen
+
+
 @given(st.lists(st.integers(1, 50), max_size=40), st.integers(1, 120))
 def test_every_item_is_in_one_batch_that_keeps_the_budget_unless_alone(costs, budget):
     batches = plan_batches(costs, budget)

@@ -2,30 +2,10 @@ import math
 
 import pytest
 import torch
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from random_models import VOCAB, make_llama, make_qwen3, make_qwen3_moe
 
 from trace_pl.errors import ConfigError, CreditError
 from trace_pl.scoring import Branch, BranchedScorer, PrefixScorer, ProbeRequest
-
-VOCAB = 97
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "initializer_range": 0.3,
-    "attn_implementation": "sdpa",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -35,22 +15,6 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def make_qwen3(**changes):
-    torch.manual_seed(0)
-    return Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **changes})).eval()
-
-
-def make_llama():
-    torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
-
-
-def make_qwen3_moe():
-    torch.manual_seed(0)
-    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **sizes)).eval()
 
 
 def draw_ids(count, generator):
@@ -183,7 +147,7 @@ def test_a_broken_model_is_refused_with_rollout_boundary_and_answer(make_scorer)
 
 
 def test_an_attention_that_ignores_masks_is_refused():
-    with pytest.raises(ConfigError, match="attention 'sdpa', got 'eager'"):
+    with pytest.raises(ConfigError, match="attention 'trace_packed', got 'eager'"):
         BranchedScorer(make_qwen3(attn_implementation="eager"))
 
 
@@ -209,4 +173,4 @@ def test_branched_scorer_reads_each_trajectory_once():
     ids = torch.arange(40) % VOCAB
     branch = Branch((1, 2, 3), (4, 5))
     BranchedScorer(model).score([ProbeRequest("q/0", ids, (10, 20, 30), (branch,))])
-    assert read == [30, 3 * 4]
+    assert read == [30 + 3 * 4]

@@ -21,26 +21,37 @@ def credited(plan: BatchPlan, epoch: int = 0, num_groups: int = 3) -> RolloutBuf
 
 
 def test_every_row_is_read_once_in_each_pass():
-    plan = BatchPlan(num_steps=2, num_passes=3, micro_batches=2)
-    buffer = credited(plan)
+    buffer = credited(BatchPlan(num_steps=2, num_passes=3, tokens_per_forward=40))
     batches = list(buffer)
-    assert len(batches) == len(buffer) == 12
-    for start in range(0, 12, 4):
-        ids = [id_ for batch in batches[start : start + 4] for id_ in batch.rollout_ids]
+    per_pass = 2 * buffer.micro_batches
+    assert buffer.micro_batches > 1
+    assert len(batches) == len(buffer) == 3 * per_pass
+    for start in range(0, len(batches), per_pass):
+        ids = [id_ for batch in batches[start : start + per_pass] for id_ in batch.rollout_ids]
         assert sorted(ids) == sorted(r.id for r in buffer.rollouts)
 
 
 def test_micro_batches_of_a_step_share_the_token_count_of_the_step():
-    batches = list(credited(BatchPlan(num_steps=2, micro_batches=3)))
-    for step in (batches[:3], batches[3:]):
+    buffer = credited(BatchPlan(num_steps=2, tokens_per_forward=40))
+    batches, half = list(buffer), buffer.micro_batches
+    for step in (batches[:half], batches[half:]):
         tokens = float(sum(int(batch.mask_BT.sum()) for batch in step))
         assert {batch.num_loss_tokens for batch in step} == {tokens}
 
 
-def test_more_micro_batches_than_rows_adds_rows_of_zero_weight():
-    batches = list(credited(BatchPlan(num_steps=1, micro_batches=9), num_groups=1))
-    assert len(batches) == 9
-    assert sum(bool(batch.mask_BT.any()) for batch in batches) == 4
+def test_no_forward_reads_more_tokens_than_allowed():
+    for batch in credited(BatchPlan(num_steps=2, tokens_per_forward=60)):
+        lengths = {len(row) for row in batch.token_ids_BT}
+        assert len(batch.rollout_ids) == 1 or sum(lengths) <= 60
+    for batch in credited(BatchPlan(tokens_per_forward=1)):
+        assert len(batch.rollout_ids) == 1
+
+
+def test_a_step_with_fewer_rows_than_micro_batches_is_filled_with_rows_of_zero_weight():
+    # 12 rows in 5 steps: two of three rows, three of two.
+    batches = list(credited(BatchPlan(num_steps=5, tokens_per_forward=1)))
+    assert len(batches) == 15
+    assert sum(bool(batch.mask_BT.any()) for batch in batches) == 12
 
 
 def test_reading_before_credit_is_an_error():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trace_pl.errors import CreditError
+from trace_pl.packed_attention import BranchBlock
 from trace_pl.scoring.protocol import ProbeRequest
 
 
@@ -37,6 +38,29 @@ class BranchLayout:
     def position_ids(self) -> Tensor:
         """(P,) int64, positions restart at the boundary of each branch."""
         return self.starts + self.offsets
+
+    def blocks(self, block_tokens: int = 256) -> tuple[BranchBlock, ...]:
+        """Return the branches in runs that attend together.
+
+        A run sees the trajectory only up to its last boundary, so in all about half of what the
+        branches would look at together, and the mask stays small.
+
+        Args:
+            block_tokens: Most tokens of a run; a longer branch forms one by itself.
+        """
+        lengths = torch.bincount(self.segments).tolist()
+        blocks: list[BranchBlock] = []
+        stop = 0
+        while lengths:
+            start, stop = stop, stop + lengths.pop(0)
+            while lengths and stop - start + lengths[0] <= block_tokens:
+                stop += lengths.pop(0)
+            starts, segments = self.starts[start:stop], self.segments[start:stop]
+            num_seen = int(starts.max())
+            sees_trajectory = torch.arange(num_seen) < starts[:, None]
+            same_branch = (segments[:, None] == segments).tril()
+            blocks.append(BranchBlock(num_seen, torch.cat([sees_trajectory, same_branch], dim=1)))
+        return tuple(blocks)
 
 
 def lay_out_branches(request: ProbeRequest) -> BranchLayout:
