@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
 import lightning
@@ -13,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from trace_pl.credit.pipeline import CreditPipeline, CreditReport
 from trace_pl.metrics import group_metrics, rollout_metrics
 from trace_pl.module import TraceModule
-from trace_pl.scoring import BranchedScorer
+from trace_pl.scoring import BranchedScorer, CachedScorer, ScoreStore
 from trace_pl.types import RolloutGroup
 
 
@@ -38,13 +39,28 @@ class CreditAssigner(Callback):
         """Store the budget."""
         self.tokens_per_forward = tokens_per_forward
         self._pipeline: CreditPipeline | None = None
+        self._known: ScoreStore | None = None
 
     def setup(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
     ) -> None:
         """Collect the stages from the trainer's callbacks, exactly one per slot."""
-        if stage == "fit":
-            self._pipeline = CreditPipeline.from_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+        if stage != "fit":
+            return
+        self._pipeline = CreditPipeline.from_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+        path = None
+        if trainer.log_dir is not None:
+            path = Path(trainer.log_dir) / f"reference_scores_{trainer.global_rank}.sqlite"
+            path.parent.mkdir(parents=True, exist_ok=True)
+        self._known = ScoreStore(path)
+
+    def teardown(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
+    ) -> None:
+        """Let go of the reference's scores."""
+        if self._known is not None:
+            self._known.close()
+            self._known = None
 
     def on_train_epoch_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
@@ -55,17 +71,15 @@ class CreditAssigner(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         buffer = data.buffer
         start = time.perf_counter()
-        reader = pl_module.reference
-        if self._pipeline.prober.reads_policy:
-            reader = pl_module.policy
+        scorer = self._scorer(pl_module)
         with torch.no_grad():
-            scorer = BranchedScorer(reader, self.tokens_per_forward)
             report = self._pipeline.run(buffer.groups, scorer, data.template)
         buffer.assign(report.advantages)
         metrics = {
             **{f"rollout/{k}": v for k, v in rollout_metrics(buffer.rollouts).items()},
             **{f"rollout/{k}": v for k, v in group_metrics(buffer.groups).items()},
             **{f"credit/{k}": v for k, v in credit_metrics(buffer.groups, report).items()},
+            "credit/scores_reused": 1.0 - scorer.num_scored / max(1, scorer.num_asked),
             "time/rollout_s": data.rollout_seconds,
             "time/credit_s": time.perf_counter() - start,
             "weights/parity_nats": data.parity,
@@ -77,6 +91,16 @@ class CreditAssigner(Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CreditObserver):
                 callback.observe(buffer.groups, report, trainer)
+
+    def _scorer(self, module: TraceModule) -> CachedScorer:
+        """Return the reader that the prober asks for; what the policy says is soon out of date."""
+        assert self._pipeline is not None
+        assert self._known is not None
+        if self._pipeline.prober.reads_policy:
+            scorer = BranchedScorer(module.policy, self.tokens_per_forward)
+            return CachedScorer(scorer, ScoreStore())
+        scorer = BranchedScorer(module.reference, self.tokens_per_forward)
+        return CachedScorer(scorer, self._known, module.reference_name)
 
 
 def credit_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> dict[str, float]:

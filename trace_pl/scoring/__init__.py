@@ -1,14 +1,17 @@
 """Log-probs of given answers after given prefixes."""
 
 from trace_pl.scoring.branched import BranchedScorer
+from trace_pl.scoring.cache import CachedScorer, ScoreStore
 from trace_pl.scoring.naive import PrefixScorer
 from trace_pl.scoring.protocol import Branch, ProbeRequest, Scorer, Template
 
 __all__ = [
     "Branch",
     "BranchedScorer",
+    "CachedScorer",
     "PrefixScorer",
     "ProbeRequest",
+    "ScoreStore",
     "Scorer",
     "Template",
 ]
