@@ -129,7 +129,9 @@ def main() -> None:
     groups = data.loop.collect(questions, 1)
     rollouts = [r for group in groups for r in group.rollouts if r.num_turns]
     labels = [evidence_turns(rollout) for rollout in rollouts]
-    readers = {"reference": (module.reference, own_requests(rollouts, data))}
+    readers = {
+        "reference": (load_model(module.reference_name).eval(), own_requests(rollouts, data))
+    }
     if arguments.pretrained:
         tokenizer = load_tokenizer(arguments.pretrained)
         model = load_model(arguments.pretrained).eval()

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from trace_pl.adapters import LoRA, adapter_off, merged_tensors
 from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
@@ -46,6 +47,11 @@ class TraceModule(lightning.LightningModule):
         optimizer: Given the policy's parameters, makes the optimizer.
         scheduler: Given the optimizer, makes a scheduler that is stepped once per optimizer step.
         dtype: Parameter type of policy and reference.
+        adapter: Trains a low-rank difference instead of all weights; the reference then is the
+            policy with the adapter off and takes no memory of its own.
+        activation_checkpointing: Computes each layer's activations again in the backward pass
+            instead of keeping them.
+        compile_layers: Compiles everything between the attentions with ``torch.compile``.
         max_bad_steps: Optimizer steps in a row with a non-finite loss or gradient before the run
             stops; each of them is skipped.
     """
@@ -58,6 +64,9 @@ class TraceModule(lightning.LightningModule):
         optimizer: OptimizerCallable = torch.optim.AdamW,
         scheduler: LRSchedulerCallable | None = None,
         dtype: Dtype = "float32",
+        adapter: LoRA | None = None,
+        activation_checkpointing: bool = False,
+        compile_layers: bool = False,
         max_bad_steps: int = 3,
     ) -> None:
         """Store settings; weights load in :meth:`configure_model`."""
@@ -69,6 +78,10 @@ class TraceModule(lightning.LightningModule):
         self.make_optimizer = optimizer
         self.make_scheduler = scheduler
         self.dtype_name = dtype
+        self.adapter = adapter
+        self.strict_loading = adapter is None  # the checkpoint of an adapter holds nothing else
+        self.activation_checkpointing = activation_checkpointing
+        self.compile_layers = compile_layers
         self.max_bad_steps = max_bad_steps
         self._bad_steps = 0
         self._bad_rows: tuple[str, ...] = ()
@@ -80,19 +93,34 @@ class TraceModule(lightning.LightningModule):
 
     def configure_model(self) -> None:
         """Load policy and reference once; later calls do nothing, as Lightning requires."""
-        if self._reference:
+        if hasattr(self, "policy"):
             return
-        self.policy = load_model(self.model_name, self.dtype_name).train()
-        reference = load_reference(self.reference_name, self.model_name, self.dtype_name)
-        self._reference = (reference,)
+        policy = load_model(self.model_name, self.dtype_name).train()
+        if self.adapter is not None:
+            self.adapter.attach(policy)
+        if self.adapter is None or self.reference_name != self.model_name:
+            reference = load_reference(self.reference_name, self.model_name, self.dtype_name)
+            self._reference = (reference,)
+        if self.activation_checkpointing:
+            policy.gradient_checkpointing_enable({"use_reentrant": False})
+        if self.compile_layers:
+            policy.get_decoder().compile(dynamic=True)
+        self.policy = policy
 
-    @property
-    def reference(self) -> PreTrainedModel:
-        """The frozen reference, on the module's device."""
+    @contextmanager
+    def reading_reference(self) -> Iterator[PreTrainedModel]:
+        """Yield the frozen reference, on the module's device.
+
+        With an adapter it is the policy itself, which must not be trained meanwhile.
+        """
+        if not self._reference:
+            with self._evaluating(), adapter_off(self.policy) as reference:
+                yield reference
+            return
         reference = self._reference[0]
         if reference.device != self.device:
             torch.nn.Module.to(reference, self.device)
-        return reference
+        yield reference
 
     @property
     def policy_version(self) -> int:
@@ -101,10 +129,7 @@ class TraceModule(lightning.LightningModule):
 
     def policy_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the policy's weights under their checkpoint names, for a weight push."""
-        tied = getattr(self.policy.config, "tie_word_embeddings", False)
-        for name, tensor in self.policy.state_dict().items():
-            if not (tied and name == "lm_head.weight"):
-                yield name, tensor.detach()
+        return merged_tensors(self.policy)
 
     def transfer_batch_to_device(
         self, batch: Minibatch | list[RolloutGroup], device: torch.device, dataloader_idx: int
@@ -191,7 +216,8 @@ class TraceModule(lightning.LightningModule):
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: Minibatch) -> Tensor:
-        return sampled_logprobs(self.reference, batch.token_ids_BT, batch.mask_BT)
+        with self.reading_reference() as reference:
+            return sampled_logprobs(reference, batch.token_ids_BT, batch.mask_BT)
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Skip a step whose gradient is not finite; stop when that happens again and again."""
@@ -243,22 +269,26 @@ class TraceModule(lightning.LightningModule):
     # --- optimizer and checkpoint -----------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return the optimizer over the policy alone, and its scheduler."""
-        optimizer = self.make_optimizer(self.policy.parameters())
+        """Return the optimizer over what is trained of the policy, and its scheduler."""
+        optimizer = self.make_optimizer(p for p in self.policy.parameters() if p.requires_grad)
         if self.make_scheduler is None:
             return optimizer
         scheduler = LRSchedulerConfigType(scheduler=self.make_scheduler(optimizer), interval="step")
         return OptimizerLRSchedulerConfig(optimizer=optimizer, lr_scheduler=scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Record which reference the credit came from."""
+        """Record which reference the credit came from; leave frozen weights out."""
         checkpoint["reference_name"] = self.reference_name
+        if self.adapter is not None:
+            trained = self._trained_names()
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {k: t for k, t in weights.items() if k in trained}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to continue with another reference.
+        """Refuse to continue with another reference or adapter.
 
         Raises:
-            ConfigError: if the checkpoint's reference is not the configured one.
+            ConfigError: if the checkpoint's reference or adapter is not the configured one.
         """
         saved = checkpoint.get("reference_name")
         if saved != self.reference_name:
@@ -266,3 +296,11 @@ class TraceModule(lightning.LightningModule):
                 f"Expected reference '{saved}' as in the checkpoint, got '{self.reference_name}'. "
                 "Set `model.reference_name` to the first, or start a new run."
             )
+        if self.adapter is not None and checkpoint["state_dict"].keys() != self._trained_names():
+            raise ConfigError(
+                "Expected the adapter of the checkpoint, got another one: it adapts other layers. "
+                "Set `model.adapter` as in that run, or start a new run."
+            )
+
+    def _trained_names(self) -> set[str]:
+        return {name for name, p in self.named_parameters() if p.requires_grad}

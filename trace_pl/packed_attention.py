@@ -152,5 +152,6 @@ def _mask(
     return mask
 
 
-AttentionInterface.register(PACKED, packed_attention)
+# Compiled, the loop over rows would be unrolled, and compiled anew for every number of rows.
+AttentionInterface.register(PACKED, torch.compiler.disable(packed_attention))
 AttentionMaskInterface.register(PACKED, _mask)

@@ -1,76 +1,12 @@
-import lightning
 import pytest
 import torch
-from builders import group
-from lightning.pytorch.callbacks import Callback
-from torch.utils.data import DataLoader
+from fixed_experience import FixedExperience, KeepBatches, KeepGradient, train
 
-from trace_pl.batch import BatchPlan, RolloutBuffer
+from trace_pl.batch import BatchPlan
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import KLPenalty, LossInputs, TokenClip
 from trace_pl.module import TraceModule
 from trace_pl.policy import sampled_logprobs
-from trace_pl.types import TokenAdvantages
-
-
-class FixedExperience(lightning.LightningDataModule):
-    """One epoch of given rollouts, with random advantages on all their sampled tokens."""
-
-    def __init__(self, plan: BatchPlan, poison: float = 0.0) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.buffer = RolloutBuffer([group([0, 1, 0, 1, 1], n) for n in range(2)], plan)
-        self.buffer.assign(
-            [
-                TokenAdvantages(
-                    r.id,
-                    torch.randn(len(r.token_ids), generator=generator) * r.loss_mask + poison,
-                    0.0,
-                    torch.zeros(r.num_turns),
-                )
-                for r in self.buffer.rollouts
-            ]
-        )
-
-    def train_dataloader(self):
-        return DataLoader(self.buffer, batch_size=None)
-
-
-class KeepGradient(Callback):
-    gradient: torch.Tensor
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.gradient = torch.cat([p.grad.flatten() for p in pl_module.policy.parameters()])
-
-
-class KeepBatches(Callback):
-    def __init__(self):
-        self.dtypes = set()
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.dtypes.add(batch.advantages_BT.dtype)
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
-def train(model_dir, plan=None, callbacks=(), epochs=1, data=None, loss=None, **settings):
-    data = data or FixedExperience(plan or BatchPlan())
-    module = TraceModule(str(model_dir), loss=loss, optimizer=sgd, max_bad_steps=2)
-    trainer = lightning.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        accumulate_grad_batches=data.buffer.micro_batches,
-        callbacks=list(callbacks),
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **settings,
-    )
-    trainer.fit(module, datamodule=data)
-    return module, trainer
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])
@@ -93,9 +29,9 @@ def test_only_the_policy_learns_and_is_saved(tiny_model_dir):
     assert all(name.startswith("policy.") for name in module.state_dict())
     optimized = {id(p) for g in trainer.optimizers[0].param_groups for p in g["params"]}
     assert optimized == {id(p) for p in module.policy.parameters()}
-    moved = (module.policy.model.norm.weight - module.reference.model.norm.weight).abs().max()
-    assert moved > 0
-    assert not any(p.requires_grad for p in module.reference.parameters())
+    with module.reading_reference() as reference:
+        assert not torch.equal(module.policy.model.norm.weight, reference.model.norm.weight)
+        assert not any(p.requires_grad for p in reference.parameters())
 
 
 def test_the_checkpoint_of_one_run_is_the_reference_of_another(tiny_model_dir, tmp_path):
@@ -103,9 +39,10 @@ def test_the_checkpoint_of_one_run_is_the_reference_of_another(tiny_model_dir, t
     trainer.save_checkpoint(tmp_path / "earlier.ckpt", weights_only=True)
     later = TraceModule(str(tiny_model_dir), reference_name=str(tmp_path / "earlier.ckpt"))
     later.configure_model()
-    assert not any(p.requires_grad for p in later.reference.parameters())
-    for name, trained in module.policy.state_dict().items():
-        torch.testing.assert_close(later.reference.state_dict()[name], trained, atol=0.0, rtol=0.0)
+    with later.reading_reference() as reference:
+        assert not any(p.requires_grad for p in reference.parameters())
+        for name, trained in module.policy.state_dict().items():
+            assert torch.equal(reference.state_dict()[name], trained)
 
 
 def test_a_reference_that_is_no_checkpoint_is_refused(tiny_model_dir, tmp_path):
@@ -121,9 +58,9 @@ def test_a_reference_that_is_no_checkpoint_is_refused(tiny_model_dir, tmp_path):
 def test_a_loss_that_asks_for_the_reference_is_given_its_log_probs(tiny_model_dir):
     # Policy and reference start as one model: the first step sees no divergence, the second does.
     loss = TokenClip(kl=KLPenalty(1.0))
-    _, first = train(tiny_model_dir, loss=loss)
+    _, first = train(tiny_model_dir, model={"loss": loss})
     assert first.callback_metrics["loss/reference_kl"] == 0.0
-    _, second = train(tiny_model_dir, loss=loss, epochs=2)
+    _, second = train(tiny_model_dir, model={"loss": loss}, epochs=2)
     assert second.callback_metrics["loss/reference_kl"] > 0.0
 
 
@@ -164,10 +101,10 @@ def test_log_probs_equal_a_full_forward_of_each_row_alone(tiny_model_dir):
 def test_old_log_probs_are_fixed_before_the_first_of_several_steps(tiny_model_dir):
     data = FixedExperience(BatchPlan(num_steps=2))
     module, _ = train(tiny_model_dir, BatchPlan(num_steps=2), data=data)
-    with torch.no_grad():
+    with torch.no_grad(), module.reading_reference() as reference:
         for rollout in data.buffer.rollouts[:3]:
             ids, mask = rollout.token_ids[None], rollout.loss_mask[None]
-            expected = sampled_logprobs(module.reference, ids, mask)[0]
+            expected = sampled_logprobs(reference, ids, mask)[0]
             torch.testing.assert_close(
                 data.buffer.old_logprobs[rollout.id], expected, atol=1e-5, rtol=0
             )
@@ -195,3 +132,16 @@ def test_a_checkpoint_of_another_reference_is_refused(tiny_model_dir):
     module = TraceModule(str(tiny_model_dir))
     with pytest.raises(ConfigError, match="reference 'other'"):
         module.on_load_checkpoint({"reference_name": "other"})
+
+
+@pytest.mark.parametrize("setting", ["activation_checkpointing", "compile_layers"])
+def test_saving_memory_or_compiling_changes_no_gradient(tiny_model_dir, setting):
+    plain, changed = KeepGradient(), KeepGradient()
+    train(tiny_model_dir, callbacks=[plain])
+    module, _ = train(tiny_model_dir, callbacks=[changed], model={setting: True})
+    torch.testing.assert_close(changed.gradient, plain.gradient, rtol=1e-4, atol=1e-6)
+    if setting == "compile_layers":
+        assert module.policy.get_decoder()._compiled_call_impl is not None
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 1
+    else:
+        assert module.policy.is_gradient_checkpointing

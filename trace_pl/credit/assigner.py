@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +73,7 @@ class CreditAssigner(Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         buffer = data.buffer
         start = time.perf_counter()
-        scorer = self._scorer(pl_module)
-        with torch.no_grad():
+        with torch.no_grad(), self._scorer(pl_module) as scorer:
             report = self._pipeline.run(buffer.groups, scorer, data.template)
         buffer.assign(report.advantages)
         metrics = {
@@ -92,15 +93,18 @@ class CreditAssigner(Callback):
             if isinstance(callback, CreditObserver):
                 callback.observe(buffer.groups, report, trainer)
 
-    def _scorer(self, module: TraceModule) -> CachedScorer:
-        """Return the reader that the prober asks for; what the policy says is soon out of date."""
+    @contextmanager
+    def _scorer(self, module: TraceModule) -> Iterator[CachedScorer]:
+        """Yield the reader that the prober asks for; what the policy says is soon out of date."""
         assert self._pipeline is not None
         assert self._known is not None
         if self._pipeline.prober.reads_policy:
             scorer = BranchedScorer(module.policy, self.tokens_per_forward)
-            return CachedScorer(scorer, ScoreStore())
-        scorer = BranchedScorer(module.reference, self.tokens_per_forward)
-        return CachedScorer(scorer, self._known, module.reference_name)
+            yield CachedScorer(scorer, ScoreStore())
+            return
+        with module.reading_reference() as reference:
+            scorer = BranchedScorer(reference, self.tokens_per_forward)
+            yield CachedScorer(scorer, self._known, module.reference_name)
 
 
 def credit_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> dict[str, float]:
