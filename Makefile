@@ -16,7 +16,7 @@ INSTALL = $(PYTHON) scripts/install.py --accelerator $(ACCELERATOR) --installer 
 CODE := trace_pl callbacks scripts tests benchmarks
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test lint format type install install-dev base clean
+.PHONY: help quickstart test lint format type install install-dev base benchmarks clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1|/' \
@@ -47,6 +47,9 @@ install-dev:
 
 base: install  ## Train the built-in base model again (trace_pl/data/closed_web/base)
 	$(BIN)/trace-pl make-base
+
+benchmarks: install-dev  ## Measure speed and memory and rewrite docs/performance.md (minutes)
+	$(BIN)/python benchmarks/all.py
 
 clean:  ## Remove .venv, caches and builds; what runs wrote stays
 	rm -rf .venv build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,26 +15,21 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from phases import PHASES, run_phases
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from trace_pl.data.closed_web.task import ClosedWebTask
 from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
 from trace_pl.rollout.template import ChatTemplate
 
-ROOT = Path(__file__).parents[1]
 GROUP_SIZE = 8
 
 
@@ -52,32 +47,14 @@ def run_ours(folder: Path, sizes: argparse.Namespace) -> dict[str, Any]:
     settings = {
         "model.model_name": folder / "model",
         "trainer.max_epochs": sizes.steps + 1,
-        "trainer.limit_val_batches": 0,
-        "trainer.num_sanity_val_steps": 0,
-        "trainer.enable_progress_bar": "false",
-        "trainer.logger.init_args.save_dir": folder,
-        "trainer.logger.init_args.version": "ours",
         "data.num_steps": 1,
         "data.questions_per_epoch": sizes.questions,
         "data.group_size": GROUP_SIZE,
         "data.limits.max_response_tokens": sizes.response_tokens,
         "data.tokens_per_forward": sizes.tokens_per_forward,
     }
-    config = ["fit", "--config", str(ROOT / "configs" / "quickstart.yaml")]
-    overrides = [f"--{name}={value}" for name, value in settings.items()]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(sizes.threads)}
-    subprocess.run(
-        [sys.executable, "-m", "trace_pl.cli", *config, *overrides],
-        check=True, stdout=sys.stderr, env=environment,
-    )  # fmt: skip
-    events = EventAccumulator(str(folder / "quickstart" / "ours"))
-    events.Reload()
-
-    def mean(tag: str) -> float:
-        return statistics.fmean(event.value for event in events.Scalars(tag)[1:])
-
-    phases = {name: mean(f"time/{name}_s") for name in ("rollout", "credit", "update")}
-    return {"phases": phases, "tokens": mean("rollout/tokens")}
+    found = run_phases(folder, settings, sizes.threads)
+    return {"phases": {name: found[name] for name in PHASES}, "tokens": found["tokens"]}
 
 
 def run_trl(folder: Path, sizes: argparse.Namespace) -> dict[str, Any]:
@@ -167,12 +144,9 @@ def main() -> None:
     sizes = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     make_model(folder / "model")
-    context = multiprocessing.get_context("spawn")
-    sides: dict[str, Callable[..., dict[str, Any]]] = {"ours": run_ours, "trl": run_trl}
-    found: dict[str, dict[str, Any]] = {}
-    for name, side in sides.items():
-        with context.Pool(1) as pool:
-            found[name] = pool.apply(side, (folder, sizes))
+    found = {"ours": run_ours(folder, sizes)}
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found["trl"] = pool.apply(run_trl, (folder, sizes))
     shutil.rmtree(folder)
     seconds = {name: sum(side["phases"].values()) for name, side in found.items()}
     print(

@@ -53,9 +53,10 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-def train(model_dir, plan=None, callbacks=(), epochs=1, data=None, model=None, **settings):
+def train(model_dir, plan=None, callbacks=(), epochs=1, data=None, model=None, **trainer_settings):
     data = data or FixedExperience(plan or BatchPlan())
-    module = TraceModule(str(model_dir), optimizer=sgd, max_bad_steps=2, **(model or {}))
+    settings = {"optimizer": sgd, "max_bad_steps": 2, **(model or {})}
+    module = TraceModule(str(model_dir), **settings)
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -65,7 +66,7 @@ def train(model_dir, plan=None, callbacks=(), epochs=1, data=None, model=None, *
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        **settings,
+        **trainer_settings,
     )
     trainer.fit(module, datamodule=data)
     return module, trainer

@@ -10,7 +10,9 @@ from trace_pl.module import TraceModule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
-ABLATIONS = sorted((CONFIGS / "ablations").glob("*.yaml"))
+OVERLAYS = sorted(
+    path for folder in ("ablations", "options") for path in (CONFIGS / folder).iterdir()
+)
 
 
 def resolved(capsys, *arguments: str) -> dict:
@@ -51,8 +53,8 @@ def test_print_config_round_trips(capsys, tmp_path):
     assert yaml.safe_load(capsys.readouterr().out) == first
 
 
-@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
-def test_an_ablation_differs_from_its_base_in_exactly_its_slot(capsys, path):
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+def test_an_overlay_differs_from_its_base_in_exactly_its_slot(capsys, path):
     changed = differing_keys(resolved(capsys), resolved(capsys, "--config", str(path)))
     named = {
         f"{section}.{slot}"

@@ -145,3 +145,18 @@ def test_saving_memory_or_compiling_changes_no_gradient(tiny_model_dir, setting)
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 1
     else:
         assert module.policy.is_gradient_checkpointing
+
+
+def test_an_optimizer_with_a_state_of_8_bits_learns_and_its_checkpoint_is_safe_to_load(
+    tiny_model_dir, tmp_path
+):
+    from torchao.optim import AdamW8bit
+
+    module, trainer = train(tiny_model_dir, model={"optimizer": AdamW8bit})
+    with module.reading_reference() as reference:
+        assert not torch.equal(module.policy.model.norm.weight, reference.model.norm.weight)
+    states = trainer.optimizers[0].state.values()
+    assert any(type(state["exp_avg"]).__name__ == "OptimState8bit" for state in states)
+    trainer.save_checkpoint(tmp_path / "run.ckpt")
+    saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
+    assert saved["optimizer_states"][0]["state"]

@@ -1,0 +1,180 @@
+"""Runs the benchmarks of speed and memory and writes docs/performance.md from what they print.
+
+    python benchmarks/all.py
+
+Nothing else should run meanwhile. TRL is compared with only where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from trace_pl.files import write_atomically
+
+HERE = Path(__file__).parent
+DOCS = HERE.parent / "docs"
+
+
+def run(script: str, *arguments: str) -> dict[str, Any]:
+    """Return what a benchmark printed on its last line."""
+    print(f"== {script} {' '.join(arguments)}", file=sys.stderr, flush=True)
+    command = [sys.executable, str(HERE / script), *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines) + "\n"
+
+
+def machine() -> str:
+    """Return processor, system and versions in words."""
+    names = ("torch", "transformers", "lightning")
+    versions = ", ".join(f"{name} {version(name)}" for name in names)
+    cores = os.cpu_count()
+    return f"{cores} CPU cores ({platform.machine()}, {platform.system()}), no GPU; {versions}"
+
+
+def probe_section(found: dict[str, Any]) -> str:
+    """Return the words and numbers of probe.py."""
+    rows = [
+        [
+            f"{case['tokens']:,}", case["turns"], case["fewer_tokens"], case["less_time"],
+            case["peak_mib"][0], case["peak_mib"][1], f"{case['max_difference']:.0e}",
+        ]
+        for case in found["cases"]
+    ]  # fmt: skip
+    head = [
+        "tokens", "turns", "times fewer tokens", "times less wall time", "peak MiB",
+        "peak MiB per prefix", "largest difference, nats",
+    ]  # fmt: skip
+    growth = {
+        name: f"turns^{fit['turns']:.2f} tokens^{fit['tokens']:.2f}"
+        for name, fit in found["growth"].items()
+    }
+    return f"""## Scoring all boundaries of one trajectory
+
+    python benchmarks/probe.py
+
+Against one forward for each prefix, in padded batches; goal at 60 turns and 4,096 tokens: 15 times
+less wall time, 25 times fewer tokens. {found["parameters"]:,} parameters, float32,
+{found["threads"]} thread.
+
+{table(head, rows)}
+Seconds grow as {growth["branched"]} with branches and as {growth["per prefix"]} without.
+
+![Seconds over turns](performance_probe.png)
+"""
+
+
+def step_section(found: dict[str, Any], wide: dict[str, Any]) -> str:
+    """Return the words and numbers of train_step.py."""
+    rows = [
+        [
+            f"{case['layers']} layers of {case['width']}", case["ratio"], case["ratio_to_sorted"],
+            case["padding"]["padded"], case["padding"]["sorted"], f"{case['gradient_error']:.0e}",
+        ]
+        for case in (found, wide)
+    ]  # fmt: skip
+    head = [
+        "model", "times faster than padded", "than padded by length", "padding per token",
+        "by length", "gradient error",
+    ]  # fmt: skip
+    return f"""## A training step over ragged rollouts
+
+    python benchmarks/train_step.py
+
+Packed rows against padded batches of eight; lengths uniform from 1/16 to all of
+{found["longest"]:,} tokens. Goal: 1.5 times faster.
+
+{table(head, rows)}"""
+
+
+def memory_section(found: dict[str, Any]) -> str:
+    """Return the words and numbers of logprob_memory.py."""
+    return f"""## Log-probs over a large vocabulary
+
+    python benchmarks/logprob_memory.py
+
+Peak memory of {found["rows"]:,} log-probs over {found["vocab"]:,} tokens with their gradient:
+{found["chunked_mib"]:,} MiB in chunks, {found["full_mib"]:,} MiB with all logits at once (a ratio
+of {found["ratio"]}, goal 0.125); one tensor of float32 logits takes {found["full_logits_mib"]:,}
+MiB. Gradients differ by {found["gradient_error"]:.0e} (relative). Chunks take
+{found["time_ratio"]} of the time.
+"""
+
+
+def share_section(found: dict[str, Any], hard: dict[str, Any]) -> str:
+    """Return the words and numbers of scoring_share.py."""
+    return f"""## What TRACE adds to a GRPO step
+
+    python benchmarks/scoring_share.py
+
+In the quickstart credit takes {100 * found["ratio"]:.1f} % of the time of rollout and update
+together ({100 * found["of_update"]:.0f} % of the update); with 4-hop questions
+{100 * hard["ratio"]:.1f} %. Goal: at most 15 %. Every run logs its own share as `time/*`.
+"""
+
+
+def trl_section(found: dict[str, Any]) -> str:
+    """Return the words and numbers of rl_step.py."""
+    rows = [
+        [
+            name, found["tokens_per_rollout"][name],
+            *(f"{100 * share.get(phase, 0.0):.0f} %" for phase in ("rollout", "credit", "update")),
+        ]
+        for name, share in found["shares"].items()
+    ]  # fmt: skip
+    head = ["trainer", "tokens per rollout", "rollout", "credit", "update"]
+    return f"""## A whole RL step beside TRL
+
+    pip install trl datasets
+    python benchmarks/rl_step.py
+
+Same random model of the built-in base's size, same prompts, {found["questions"]} x 8 responses of
+up to {found["response_tokens"]} tokens, one update each, {found["threads"]} thread. TRL
+{found["trl"]} samples with transformers' generate, for its vLLM mode asks for a GPU.
+
+TRL's step takes {found["ratio"]} times as long as ours: its rollouts {found["rollout_ratio"]}
+times, its update {found["update_ratio"]} times. Shares of each step:
+
+{table(head, rows)}"""
+
+
+def main() -> None:
+    """Run everything and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=DOCS)
+    output: Path = parser.parse_args().output
+    sections = [
+        "# Performance\n",
+        "Written by `python benchmarks/all.py`; ratios of two ways measured in one run, on "
+        f"{machine()}.\n",
+        probe_section(run("probe.py", "--figure", str(output / "performance_probe.png"))),
+        step_section(
+            run("train_step.py"),
+            run("train_step.py", "--layers", "4", "--width", "512", "--rows", "32"),
+        ),
+        memory_section(run("logprob_memory.py")),
+        share_section(run("scoring_share.py"), run("scoring_share.py", "--hops", "4")),
+    ]
+    if importlib.util.find_spec("trl"):
+        sections.append(trl_section(run("rl_step.py")))
+    write_atomically(output / "performance.md", "\n".join(sections))
+
+
+if __name__ == "__main__":
+    main()
