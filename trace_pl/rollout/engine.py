@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from trace_pl.errors import ConfigError
+from trace_pl.errors import ConfigError, RolloutError
 
 FinishReason = Literal["stop", "length"]
 
@@ -83,6 +84,18 @@ class RolloutEngine(ABC):
     def has_unfinished(self) -> bool:
         """Return whether :meth:`step` has work to do."""
 
+    def require_idle(self) -> None:
+        """Refuse a push that would mix two policies in one response.
+
+        Raises:
+            RolloutError: if requests are unfinished.
+        """
+        if self.has_unfinished():
+            raise RolloutError(
+                "Expected an idle engine for a weight push, got unfinished requests. Finish the "
+                "rollouts of one policy version before the next."
+            )
+
     @abstractmethod
     def push_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in, and forget everything computed with the old ones.
@@ -90,6 +103,9 @@ class RolloutEngine(ABC):
         Args:
             named_tensors: parameters by their names in a saved checkpoint; a tied head is left out.
             version: policy version of these weights.
+
+        Raises:
+            RolloutError: if requests are unfinished, or the weights are of another model.
         """
 
     @abstractmethod
@@ -106,3 +122,9 @@ class RolloutEngine(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what the engine holds; it can not be used afterwards."""
+
+
+def stream_seed(seed: int, stream: str) -> int:
+    """Return a 63-bit seed that depends on the engine's seed and a request's stream."""
+    digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

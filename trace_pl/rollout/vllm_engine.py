@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 from collections.abc import Iterable, Sequence
@@ -19,6 +18,7 @@ from trace_pl.rollout.engine import (
     GenerationRequest,
     RolloutEngine,
     SamplingSettings,
+    stream_seed,
 )
 from trace_pl.rollout.host_process import guest_compute, kept_state, quiet_output
 from trace_pl.rollout.vllm_setup import import_vllm, rebuild_tied_head, start_vllm
@@ -138,11 +138,7 @@ class VLLMEngine(RolloutEngine):
         Raises:
             RolloutError: if requests are unfinished, for they would mix two policies.
         """
-        if self.has_unfinished():
-            raise RolloutError(
-                "Expected an idle engine for a weight push, got unfinished requests. Finish the "
-                "rollouts of one policy version before the next."
-            )
+        self.require_idle()
         tensors = [(name, tensor.detach()) for name, tensor in named_tensors]
         with guest_compute(self._num_threads, self._is_cpu):
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
@@ -197,9 +193,3 @@ class VLLMEngine(RolloutEngine):
         """Return settings that keep Python work per token low."""
         kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         return {"detokenize": False, "flat_logprobs": True, "output_kind": kind}
-
-
-def stream_seed(seed: int, stream: str) -> int:
-    """Return a 63-bit seed that depends on the engine's seed and a request's stream."""
-    digest = hashlib.sha256(f"{seed}/{stream}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1

