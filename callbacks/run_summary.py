@@ -75,14 +75,15 @@ class RunSummary(Callback):
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Write and print the summary."""
-        if not self._evaluations or trainer.log_dir is None or not trainer.is_global_zero:
+        log_dir = trainer.log_dir  # a broadcast, so every rank has to ask
+        if not self._evaluations or log_dir is None or not trainer.is_global_zero:
             return
-        folder = Path(trainer.log_dir)
-        summary = self._summary(trainer)
+        folder = Path(log_dir)
+        summary = self._summary(trainer, folder)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         print(render_summary(summary, folder))
 
-    def _summary(self, trainer: lightning.Trainer) -> dict[str, Any]:
+    def _summary(self, trainer: lightning.Trainer, folder: Path) -> dict[str, Any]:
         first, last = self._evaluations[0], self._evaluations[-1]
         now = time.perf_counter()
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
@@ -101,7 +102,7 @@ class RunSummary(Callback):
             "seconds": round(now - self._start, 1),
             "training_seconds": round(now - self._train_start, 1),
             "checkpoint": path,
-            "tensorboard": str(trainer.log_dir),
+            "tensorboard": str(folder),
             "versions": {
                 "python": platform.python_version(),
                 **{name: version(name) for name in _PACKAGES},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ from torch.utils.data import IterableDataset
 from trace_pl.errors import CreditError, RolloutError
 from trace_pl.packing import balanced_bins, bins_within
 from trace_pl.types import Rollout, RolloutGroup, TokenAdvantages
+
+Reduce = Callable[[Tensor, str], Tensor]
 
 
 class Minibatch:
@@ -105,10 +107,23 @@ class RolloutBuffer(IterableDataset[Minibatch]):
                 "Expected at least one finished rollout in the epoch, got none: every rollout was "
                 "lost to infrastructure failures. See the engine's and the tools' errors above."
             )
+        steps = list(self._steps())
         self.micro_batches = max(
-            len(bins_within(_lengths(step), plan.tokens_per_forward)) for step in self._steps()
+            len(bins_within(_lengths(step), plan.tokens_per_forward)) for step in steps
         )
         """Forward passes of each optimizer step: as many as the largest of them needs."""
+        self._totals_S2 = torch.tensor([_totals(step) for step in steps])
+
+    def share(self, reduce: Reduce, world_size: int) -> None:
+        """Agree with the other ranks, so that their mean gradient is that of one big batch.
+
+        Args:
+            reduce: Gives the "sum" or the "max" of a tensor over all ranks.
+            world_size: Number of ranks.
+        """
+        self.micro_batches = int(reduce(torch.tensor(self.micro_batches), "max"))
+        # Gradients and logged shares are averaged over the ranks.
+        self._totals_S2 = reduce(self._totals_S2, "sum") / world_size
 
     def assign(self, advantages: Sequence[TokenAdvantages]) -> None:
         """Take the advantages of every rollout; the credit pipeline is the only caller.
@@ -145,8 +160,9 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         """
         if self._advantages is None:
             raise CreditError("Expected advantages before the first minibatch, got none assigned.")
-        for rollouts in self._steps():
-            yield from self._forwards(rollouts)
+        for rollouts, totals in zip(self._steps(), self._totals_S2.tolist(), strict=True):
+            for part in balanced_bins(_lengths(rollouts), self.micro_batches):
+                yield self._collate([rollouts[i] for i in part], *totals)
 
     def _steps(self) -> Iterator[list[Rollout]]:
         """Yield the rollouts of each optimizer step."""
@@ -157,12 +173,6 @@ class RolloutBuffer(IterableDataset[Minibatch]):
             )
             for rows in order.tensor_split(self.plan.num_steps):
                 yield [self.rollouts[i] for i in rows.tolist()]
-
-    def _forwards(self, rollouts: list[Rollout]) -> Iterator[Minibatch]:
-        num_tokens = max(1.0, float(sum(int(r.loss_mask.sum()) for r in rollouts)))
-        num_rollouts = max(1.0, float(sum(bool(r.loss_mask.any()) for r in rollouts)))
-        for part in balanced_bins(_lengths(rollouts), self.micro_batches):
-            yield self._collate([rollouts[i] for i in part], num_tokens, num_rollouts)
 
     def _collate(
         self, part: Sequence[Rollout], num_tokens: float, num_rollouts: float
@@ -181,14 +191,20 @@ class RolloutBuffer(IterableDataset[Minibatch]):
             advantages_BT=_pad([self._advantage(r) for r in rows]),
             old_logprobs_BT=old,
             sampler_logprobs_BT=_pad([r.logprobs for r in rows]),
-            num_loss_tokens=num_tokens,
-            num_rollouts=num_rollouts,
+            num_loss_tokens=num_tokens or 1.0,
+            num_rollouts=num_rollouts or 1.0,
         )
 
     def _advantage(self, rollout: Rollout) -> Tensor:
         if self._advantages is None:
             return torch.zeros(len(rollout.token_ids))
         return self._advantages[rollout.id]
+
+
+def _totals(rollouts: Sequence[Rollout]) -> tuple[float, float]:
+    """Return the sampled tokens, and the rollouts that have any."""
+    num_tokens = [int(r.loss_mask.sum()) for r in rollouts]
+    return float(sum(num_tokens)), float(sum(map(bool, num_tokens)))
 
 
 def _lengths(rollouts: Sequence[Rollout]) -> list[int]:

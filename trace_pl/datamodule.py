@@ -34,7 +34,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         engine: Given the model's folder, makes the sampling engine.
         model_name: The policy's model, for its tokenizer and the engine's configuration.
         group_size: Rollouts of each question (G).
-        questions_per_epoch: Questions of each rollout phase.
+        questions_per_epoch: Questions of each rollout phase, of all ranks together.
         num_steps: Optimizer steps per pass over an epoch's rollouts.
         num_passes: Passes over an epoch's rollouts.
         tokens_per_forward: Most tokens of one training forward and backward pass. An optimizer step
@@ -141,6 +141,13 @@ class RolloutDataModule(lightning.LightningDataModule):
                 f"{self.trainer.accumulate_grad_batches}. It is set for each epoch, from "
                 "data.tokens_per_forward; leave it out."
             )
+        world_size = self.trainer.world_size if self.trainer else 1
+        if min(self.questions_per_epoch, self.evaluation_questions) < world_size:
+            raise ConfigError(
+                "Expected data.questions_per_epoch and data.evaluation_questions of at least 1 for "
+                f"each of {world_size} ranks, got {self.questions_per_epoch} and "
+                f"{self.evaluation_questions}."
+            )
         self.open()
 
     @property
@@ -194,12 +201,20 @@ class RolloutDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """Collect this epoch's rollouts and return its minibatches."""
         start = time.perf_counter()
-        questions = self._next_questions()
+        questions = self._of_this_rank(self._next_questions())
         groups = self.collect(questions, self.group_size, "rollouts")
         self.rollout_seconds = time.perf_counter() - start
         epoch = self.trainer.current_epoch if self.trainer else 0
         self.buffer = RolloutBuffer(groups, self.plan, epoch)
         if self.trainer is not None:
+            strategy = self.trainer.strategy
+            if self.trainer.world_size > 1:
+                self.buffer.share(
+                    lambda tensor, how: strategy.reduce(
+                        tensor.to(strategy.root_device), reduce_op=how
+                    ).cpu(),
+                    self.trainer.world_size,
+                )
             self.trainer.accumulate_grad_batches = self.buffer.micro_batches
         return DataLoader(self.buffer, batch_size=None)
 
@@ -215,6 +230,12 @@ class RolloutDataModule(lightning.LightningDataModule):
             self._cursor += len(wanted)
         return found
 
+    def _of_this_rank(self, questions: Sequence[Question]) -> Sequence[Question]:
+        """Return every n-th question, n being the number of ranks."""
+        if self.trainer is None:
+            return questions
+        return questions[self.trainer.global_rank :: self.trainer.world_size]
+
     def val_dataloader(self) -> DataLoader[Any]:
         """Return held-out rollouts, sampled afresh each time the loader is read."""
         return self._evaluation_loader("validation")
@@ -229,7 +250,8 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Any]:
         questions = self.task.questions(split)[: self.evaluation_questions]
-        return DataLoader(EvaluationRollouts(self, questions, split), batch_size=None)
+        rollouts = EvaluationRollouts(self, self._of_this_rank(questions), split)
+        return DataLoader(rollouts, batch_size=None)
 
     # --- resume -----------------------------------------------------------------------------
 

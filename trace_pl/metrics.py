@@ -1,9 +1,13 @@
-"""Numbers that say how an agent behaved, from finished rollouts."""
+"""Numbers that say how an agent behaved, from finished rollouts, and how they are logged."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from statistics import fmean
+
+import torch
+from lightning import LightningModule
 
 from trace_pl.types import Rollout, RolloutGroup, StopReason
 
@@ -12,7 +16,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return means over rollouts: success, turns, tokens, how they ended, what they found.
 
     ``evidence_recall`` is the share of the question's known evidence pages that some tool result
-    showed in full by ``open``; it is left out where no question names its evidence.
+    showed in full by ``open``; it is NaN where no question names its evidence.
     """
     if not rollouts:
         return {}
@@ -27,8 +31,7 @@ def rollout_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "repeated_calls": fmean(_repeats(r) for r in rollouts),
     }
     recalls = [recall for r in rollouts if (recall := evidence_recall(r)) is not None]
-    if recalls:
-        found["evidence_recall"] = fmean(recalls)
+    found["evidence_recall"] = fmean(recalls) if recalls else math.nan
     for reason in StopReason:
         found[f"stop/{reason.value}"] = fmean(r.stop_reason is reason for r in rollouts)
     return found
@@ -60,3 +63,25 @@ def _repeats(rollout: Rollout) -> int:
     # The pages belong to it: "open 1" is another call after another search.
     calls = [(t.call.name, repr(t.call.arguments), tuple(t.result.docids)) for t in rollout.turns]
     return len(calls) - len(set(calls))
+
+
+def log_means(module: LightningModule, metrics: Mapping[str, float], weight: int = 1) -> None:
+    """Log the mean over all ranks of each metric, once for an epoch.
+
+    One reduction for all of them. Lightning's own divides by a rounded mean of the weights, which
+    is wrong where ranks hold different numbers of items.
+
+    Args:
+        module: Logs them.
+        metrics: Values by tag, the same tags on every rank; NaN where a value is not defined. A tag
+            that is not defined on any rank is not logged.
+        weight: How many items the values of this rank are means of.
+    """
+    values = torch.tensor(list(metrics.values()))
+    weights = weight * (~values.isnan()).float()
+    sums = torch.stack([values.nan_to_num() * weights, weights])
+    if module.trainer.world_size > 1:
+        sums = module.trainer.strategy.reduce(sums.to(module.device), reduce_op="sum")
+    for name, total, count in zip(metrics, *sums.tolist(), strict=True):
+        if count > 0.0:
+            module.log(name, total / count, on_step=False, on_epoch=True, batch_size=1)

@@ -23,7 +23,7 @@ from trace_pl.adapters import LoRA, adapter_off, merged_tensors
 from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
-from trace_pl.metrics import rollout_metrics
+from trace_pl.metrics import log_means, rollout_metrics
 from trace_pl.policy import (
     BUILT_IN_BASE,
     check_reference,
@@ -257,14 +257,8 @@ class TraceModule(lightning.LightningModule):
 
     def _evaluate(self, stage: str, groups: Sequence[RolloutGroup]) -> None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        for name, value in rollout_metrics(rollouts).items():
-            self.log(
-                f"{stage}/{name}",
-                value,
-                on_epoch=True,
-                batch_size=max(1, len(rollouts)),
-                sync_dist=True,
-            )
+        metrics = {f"{stage}/{name}": v for name, v in rollout_metrics(rollouts).items()}
+        log_means(self, metrics, weight=max(1, len(rollouts)))
 
     # --- optimizer and checkpoint -----------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from trace_pl.credit.pipeline import CreditPipeline, CreditReport
-from trace_pl.metrics import group_metrics, rollout_metrics
+from trace_pl.metrics import group_metrics, log_means, rollout_metrics
 from trace_pl.module import TraceModule
 from trace_pl.scoring import BranchedScorer, CachedScorer, ScoreStore
 from trace_pl.types import RolloutGroup
@@ -85,10 +86,7 @@ class CreditAssigner(Callback):
             "time/credit_s": time.perf_counter() - start,
             "weights/parity_nats": data.parity,
         }
-        for name, value in metrics.items():
-            pl_module.log(
-                name, float(value), on_step=False, on_epoch=True, batch_size=1, sync_dist=True
-            )
+        log_means(pl_module, metrics)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CreditObserver):
                 callback.observe(buffer.groups, report, trainer)
@@ -111,7 +109,7 @@ def credit_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> di
     """Return how large credit is, whence it comes, and whether it agrees with the outcome.
 
     ``value_outcome_correlation`` is the correlation of a rollout's last value with its reward; it
-    is left out where either is constant.
+    is NaN where either is constant.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     sampled = torch.cat(
@@ -135,6 +133,7 @@ def credit_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> di
         found["value_last"] = float(last.mean())
         found["readiness_start"] = _mean(torch.stack([v.mean_logprobs[0] for v in report.values]))
         found["readiness_end"] = _mean(torch.stack([v.mean_logprobs[-1] for v in report.values]))
+        found["value_outcome_correlation"] = math.nan
         if len(last) > 1 and last.std() > 1e-6 and rewards.std() > 1e-6:
             correlation = torch.corrcoef(torch.stack([last.float(), rewards]))[0, 1]
             found["value_outcome_correlation"] = float(correlation)

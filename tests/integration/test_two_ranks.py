@@ -1,0 +1,75 @@
+"""Two processes train what one process trains."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from trace_pl.policy import BUILT_IN_BASE, load_model
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = (
+    "fit",
+    f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
+    "--data.engine=trace_pl.rollout.hf_engine.HFEngine",
+    "--data.engine.max_model_len=1024",
+    "--data.questions_per_epoch=5",  # three for one rank, two for the other
+    "--data.group_size=4",
+    "--data.num_steps=1",  # rows are dealt to steps on each rank by itself
+    "--data.tokens_per_forward=1500",
+    "--data.evaluation_questions=5",
+    "--trainer.max_epochs=3",
+    "--trainer.check_val_every_n_epoch=3",
+    "--trainer.accelerator=cpu",
+    "--model.optimizer=torch.optim.SGD",
+    "--model.optimizer.lr=5.0",
+    "--trainer.enable_progress_bar=false",
+)
+
+
+def run(folder: Path, *launcher: str, more: tuple[str, ...] = ()) -> dict:
+    """Train in ``folder`` and return the checkpoint."""
+    place = f"--trainer.logger.init_args.save_dir={folder}"
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "trace_pl.cli", *SETTINGS, place, *more],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    path = folder / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
+    return torch.load(path, weights_only=True)
+
+
+@pytest.mark.timeout(400)
+def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
+    single = run(tmp_path / "one")
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    double = run(
+        tmp_path / "two", *launcher, more=("--trainer.strategy=ddp", "--trainer.devices=2")
+    )
+    assert single["global_step"] == double["global_step"] == 3
+    start = flat(load_model(BUILT_IN_BASE).state_dict(), "")
+    moved, error = (
+        (flat(single["state_dict"], "policy.") - other).norm()
+        for other in (start, flat(double["state_dict"], "policy."))
+    )
+    assert moved > 0.1
+    assert error < 1e-3 * moved
+    one, two = (summary(tmp_path / name) for name in ("one", "two"))
+    assert two["success_before"] == pytest.approx(one["success_before"])
+    assert two["success_after"] == pytest.approx(one["success_after"])
+    assert two["tool_turns_after"] == pytest.approx(one["tool_turns_after"])
+
+
+def flat(weights: dict, prefix: str) -> torch.Tensor:
+    names = sorted(load_model(BUILT_IN_BASE).state_dict())
+    return torch.cat([weights[prefix + name].flatten() for name in names])
+
+
+def summary(folder: Path) -> dict:
+    path = folder / "quickstart" / "version_0" / "summary.json"
+    return json.loads(path.read_text())
