@@ -23,6 +23,7 @@ from trace_pl.adapters import LoRA, adapter_off, merged_tensors
 from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
+from trace_pl.losses.mismatch import SamplerMismatch
 from trace_pl.metrics import log_means, rollout_metrics
 from trace_pl.policy import (
     BUILT_IN_BASE,
@@ -83,6 +84,7 @@ class TraceModule(lightning.LightningModule):
         self.activation_checkpointing = activation_checkpointing
         self.compile_layers = compile_layers
         self.max_bad_steps = max_bad_steps
+        self._mismatch = SamplerMismatch()
         self._bad_steps = 0
         self._bad_rows: tuple[str, ...] = ()
         self._update_start = 0.0
@@ -151,8 +153,9 @@ class TraceModule(lightning.LightningModule):
         self._update_seconds = time.perf_counter() - self._update_start
 
     def on_train_epoch_end(self) -> None:
-        """Log how long the updates of this epoch took."""
-        self.log("time/update_s", self._update_seconds, batch_size=1, sync_dist=True)
+        """Log how long the updates took, and how far the engine was from the trainer."""
+        found = {f"mismatch/{name}": value for name, value in self._mismatch.compute().items()}
+        log_means(self, {"time/update_s": self._update_seconds, **found})
 
     @torch.no_grad()
     def current_logprobs(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
@@ -189,12 +192,11 @@ class TraceModule(lightning.LightningModule):
                 self._reference_logprobs(batch) if self.loss.needs_reference else None,
             )
         )
-        mismatch = (batch.sampler_logprobs_BT - old).masked_fill(~batch.mask_BT, 0.0).abs()
+        self._mismatch.add(old, batch.sampler_logprobs_BT, batch.mask_BT)
         scale = float(self.trainer.accumulate_grad_batches)
         metrics = {
             **outputs.metrics,
             "policy_loss": outputs.loss.detach(),
-            "sampler_mismatch": mismatch.sum() / batch.num_loss_tokens,
             "surprisal": -logprobs.detach().sum() / batch.num_loss_tokens,
         }
         # Each metric is this micro-batch's share of the step; the epoch mean times the number of

@@ -63,7 +63,11 @@ def test_tensorboard_shows_reward_turns_values_credit_loss_and_time(run):
 
 def test_engine_and_trainer_agree_after_every_push(run):
     assert max(scalars(run)["weights/parity_nats"]) < 1e-4
-    assert max(scalars(run)["loss/sampler_mismatch"]) < 1e-4
+    found = scalars(run)
+    assert max(found["mismatch/abs_nats"]) < 1e-4
+    assert max(found["mismatch/kl"]) < 1e-6
+    assert min(found["mismatch/probability_correlation"]) > 0.9999
+    assert max(found["mismatch/weights_above_cap"]) == 0.0
 
 
 def test_a_checkpoint_holds_the_policy_and_no_reference(run):
