@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import lightning
+from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 from tqdm import tqdm
 
 from trace_pl.batch import BatchPlan, RolloutBuffer
-from trace_pl.data.questions import fingerprint
+from trace_pl.data.stream import QuestionStream
 from trace_pl.data.task import Split, Task
 from trace_pl.errors import ConfigError
 from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
@@ -100,12 +100,10 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.system_prompt = system_prompt
         self.evaluation_questions = evaluation_questions
         self.parity_tolerance = parity_tolerance
-        self.seed = seed
+        self._stream = QuestionStream([], seed)
         self.buffer: RolloutBuffer | None = None
         self.rollout_seconds = 0.0
         self.parity = 0.0
-        self._cursor = 0
-        self._questions: list[Question] = []
         self._loop: AgentLoop | None = None
 
     # --- set-up -----------------------------------------------------------------------------
@@ -119,7 +117,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         if self._loop is not None:
             return
         toolbox = self.task.toolbox()
-        self._questions = self.task.questions("train")
+        self._stream.questions = self.task.questions("train")
         self.template = ChatTemplate(load_tokenizer(self.model_name), toolbox.schemas())
         loop = AgentLoop(
             self.make_engine(resolve_model(self.model_name)),
@@ -130,7 +128,7 @@ class RolloutDataModule(lightning.LightningDataModule):
             self.limits,
             system_prompt=self.system_prompt,
         )
-        loop.check_prompts([*self._questions, *self.task.questions("validation")])
+        loop.check_prompts([*self._stream.questions, *self.task.questions("validation")])
         self._loop = loop
 
     def setup(self, stage: str) -> None:
@@ -201,34 +199,25 @@ class RolloutDataModule(lightning.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         """Collect this epoch's rollouts and return its minibatches."""
         start = time.perf_counter()
-        questions = self._of_this_rank(self._next_questions())
+        questions = self._of_this_rank(self._stream.take(self.questions_per_epoch))
         groups = self.collect(questions, self.group_size, "rollouts")
         self.rollout_seconds = time.perf_counter() - start
         epoch = self.trainer.current_epoch if self.trainer else 0
         self.buffer = RolloutBuffer(groups, self.plan, epoch)
         if self.trainer is not None:
-            strategy = self.trainer.strategy
-            if self.trainer.world_size > 1:
-                self.buffer.share(
-                    lambda tensor, how: strategy.reduce(
-                        tensor.to(strategy.root_device), reduce_op=how
-                    ).cpu(),
-                    self.trainer.world_size,
-                )
+            self._agree_among_ranks(self.buffer)
             self.trainer.accumulate_grad_batches = self.buffer.micro_batches
         return DataLoader(self.buffer, batch_size=None)
 
-    def _next_questions(self) -> list[Question]:
-        """Return the next questions; every pass over the data has its own seeded order."""
-        found: list[Question] = []
-        while len(found) < self.questions_per_epoch:
-            number, position = divmod(self._cursor, len(self._questions))
-            order = list(range(len(self._questions)))
-            random.Random(f"order-{self.seed}-{number}").shuffle(order)
-            wanted = order[position : position + self.questions_per_epoch - len(found)]
-            found.extend(self._questions[i] for i in wanted)
-            self._cursor += len(wanted)
-        return found
+    def _agree_among_ranks(self, buffer: RolloutBuffer) -> None:
+        if self.trainer is None or self.trainer.world_size == 1:
+            return
+        strategy = self.trainer.strategy
+
+        def reduce(tensor: Tensor, how: str) -> Tensor:
+            return strategy.reduce(tensor.to(strategy.root_device), reduce_op=how).cpu()
+
+        buffer.share(reduce, self.trainer.world_size)
 
     def _of_this_rank(self, questions: Sequence[Question]) -> Sequence[Question]:
         """Return every n-th question, n being the number of ranks."""
@@ -256,8 +245,8 @@ class RolloutDataModule(lightning.LightningDataModule):
     # --- resume -----------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Save where the question stream stands, and of which data."""
-        return {"cursor": self._cursor, "fingerprint": fingerprint(self._questions)}
+        """Save where the question stream stands, and in which data."""
+        return self._stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the question stream.
@@ -265,14 +254,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         Raises:
             ConfigError: if the questions are not those of the checkpoint.
         """
-        current = fingerprint(self._questions or self.task.questions("train"))
-        if state_dict["fingerprint"] != current:
-            raise ConfigError(
-                "Expected the training questions of the checkpoint, got others (fingerprint "
-                f"{current[:12]}, saved {state_dict['fingerprint'][:12]}). Use the same task, or "
-                "start a new run from the exported weights."
-            )
-        self._cursor = state_dict["cursor"]
+        self._stream.load_state_dict(state_dict)
 
 
 class EvaluationRollouts(IterableDataset[list[RolloutGroup]]):

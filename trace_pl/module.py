@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA, adapter_off, merged_tensors
 from trace_pl.batch import Minibatch, RolloutBuffer
-from trace_pl.errors import ConfigError, NumericalError
+from trace_pl.errors import ConfigError
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.losses.mismatch import SamplerMismatch
 from trace_pl.metrics import log_means, rollout_metrics
@@ -32,6 +32,7 @@ from trace_pl.policy import (
     load_reference,
     sampled_logprobs,
 )
+from trace_pl.step_guard import StepGuard
 from trace_pl.types import RolloutGroup
 
 Dtype = Literal["float32", "bfloat16"]
@@ -83,10 +84,8 @@ class TraceModule(lightning.LightningModule):
         self.strict_loading = adapter is None  # the checkpoint of an adapter holds nothing else
         self.activation_checkpointing = activation_checkpointing
         self.compile_layers = compile_layers
-        self.max_bad_steps = max_bad_steps
         self._mismatch = SamplerMismatch()
-        self._bad_steps = 0
-        self._bad_rows: tuple[str, ...] = ()
+        self._guard = StepGuard(max_bad_steps)
         self._update_start = 0.0
         self._update_seconds = 0.0
         # A tuple hides the reference from the module tree: a frozen copy belongs in neither the
@@ -210,8 +209,7 @@ class TraceModule(lightning.LightningModule):
                 batch_size=1,
                 sync_dist=True,
             )
-        if not torch.isfinite(outputs.loss):
-            self._bad_rows += batch.rollout_ids
+        self._guard.watch(outputs.loss, batch.rollout_ids)
         # Lightning divides by the micro-batches of a step; the loss is already normalised by all
         # tokens of the step, so undo that.
         return outputs.loss * scale
@@ -228,20 +226,9 @@ class TraceModule(lightning.LightningModule):
         self.log(
             "loss/gradient_norm", norm, on_step=False, on_epoch=True, batch_size=1, sync_dist=True
         )
-        bad_rows, self._bad_rows = self._bad_rows, ()
-        if torch.isfinite(norm) and not bad_rows:
-            self._bad_steps = 0
-            return
-        for parameter in self.policy.parameters():
-            parameter.grad = None
-        self._bad_steps += 1
-        where = f"the loss of rollouts {', '.join(bad_rows[:4])}" if bad_rows else "the gradient"
-        if self._bad_steps >= self.max_bad_steps:
-            raise NumericalError(
-                f"Expected finite numbers at step {self.global_step}, got non-finite ones in "
-                f"{where}, {self._bad_steps} steps in a row. Lower the learning rate."
-            )
-        self.print(f"Step {self.global_step} is skipped: {where} is not finite.")
+        where = self._guard.check(norm, self.policy.parameters(), self.global_step)
+        if where:
+            self.print(f"Step {self.global_step} is skipped: {where} is not finite.")
 
     # --- evaluation -------------------------------------------------------------------------
 

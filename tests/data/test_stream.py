@@ -1,0 +1,35 @@
+import pytest
+from builders import question
+
+from trace_pl.data.stream import QuestionStream
+from trace_pl.errors import ConfigError
+
+QUESTIONS = [question(number) for number in range(7)]
+
+
+def ids(questions):
+    return [q.id for q in questions]
+
+
+def test_every_pass_asks_everything_once_in_an_order_of_its_own():
+    stream = QuestionStream(QUESTIONS, seed=1)
+    asked = ids(stream.take(3)) + ids(stream.take(9)) + ids(stream.take(2))
+    first, second = asked[:7], asked[7:]
+    assert sorted(first) == sorted(second) == ids(QUESTIONS)
+    assert first != second
+    assert asked == ids(QuestionStream(QUESTIONS, seed=1).take(14))
+    assert asked != ids(QuestionStream(QUESTIONS, seed=2).take(14))
+
+
+def test_a_loaded_stream_goes_on_where_the_saved_one_stood():
+    stream = QuestionStream(QUESTIONS, seed=1)
+    stream.take(5)
+    resumed = QuestionStream(QUESTIONS, seed=1)
+    resumed.load_state_dict(stream.state_dict())
+    assert ids(resumed.take(6)) == ids(stream.take(6))
+
+
+def test_a_position_in_other_questions_is_refused():
+    stream = QuestionStream(QUESTIONS, seed=1)
+    with pytest.raises(ConfigError, match="training questions of the checkpoint"):
+        stream.load_state_dict(QuestionStream(QUESTIONS[1:], seed=1).state_dict())
