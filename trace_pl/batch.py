@@ -100,6 +100,8 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         self.plan = plan
         self.epoch = epoch
         self.rollouts: tuple[Rollout, ...] = tuple(r for g in groups for r in g.rollouts)
+        self.was_read = False
+        """Whether training on it has begun."""
         self._advantages: dict[str, Tensor] | None = None
         self.old_logprobs: dict[str, Tensor] | None = None
         if not self.rollouts:
@@ -160,6 +162,7 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         """
         if self._advantages is None:
             raise CreditError("Expected advantages before the first minibatch, got none assigned.")
+        self.was_read = True
         for rollouts, totals in zip(self._steps(), self._totals_S2.tolist(), strict=True):
             for part in balanced_bins(_lengths(rollouts), self.micro_batches):
                 yield self._collate([rollouts[i] for i in part], *totals)

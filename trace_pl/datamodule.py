@@ -197,11 +197,17 @@ class RolloutDataModule(lightning.LightningDataModule):
             return self.loop.collect(questions, group_size, progress=show)
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Collect this epoch's rollouts and return its minibatches."""
-        start = time.perf_counter()
-        questions = self._of_this_rank(self._stream.take(self.questions_per_epoch))
-        groups = self.collect(questions, self.group_size, "rollouts")
-        self.rollout_seconds = time.perf_counter() - start
+        """Collect this epoch's rollouts and return its minibatches.
+
+        Lightning asks twice for the first epoch after a resume; the second time it gets the same.
+        """
+        if self.buffer is None or self.buffer.was_read:
+            start = time.perf_counter()
+            questions = self._of_this_rank(self._stream.take(self.questions_per_epoch))
+            groups: Sequence[RolloutGroup] = self.collect(questions, self.group_size, "rollouts")
+            self.rollout_seconds = time.perf_counter() - start
+        else:
+            groups = self.buffer.groups
         epoch = self.trainer.current_epoch if self.trainer else 0
         self.buffer = RolloutBuffer(groups, self.plan, epoch)
         if self.trainer is not None:

@@ -1,0 +1,69 @@
+"""A run that is killed with SIGKILL goes on and ends as if nothing had happened."""
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+EPOCHS = 5
+
+
+def start(runs: Path, *more: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "trace_pl.cli", "fit"]
+    command += ["--config", str(ROOT / "configs" / "quickstart.yaml")]
+    command += [f"--trainer.logger.init_args.save_dir={runs}", f"--trainer.max_epochs={EPOCHS}"]
+    command += ["--data.questions_per_epoch=4", "--data.group_size=4"]
+    command += ["--data.evaluation_questions=4", "--trainer.enable_progress_bar=false"]
+    return subprocess.Popen(
+        [*command, *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen) -> None:
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors[-3000:]
+
+
+def kill_after_next_checkpoint(process: subprocess.Popen, path: Path, delay: float) -> None:
+    """Kill at a moment of the epoch that follows the next checkpoint, whatever happens then."""
+    seen = path.stat().st_mtime_ns if path.exists() else 0
+    while not path.exists() or path.stat().st_mtime_ns == seen:
+        assert process.poll() is None, process.communicate()[1][-3000:]
+        time.sleep(0.02)
+    time.sleep(delay)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+
+@pytest.mark.timeout(600)
+def test_a_run_killed_twice_ends_with_the_weights_of_one_that_was_not(tmp_path):
+    finish(start(tmp_path / "whole"))
+    moments = random.Random(0)
+    runs = tmp_path / "killed"
+    path = runs / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
+    kill_after_next_checkpoint(start(runs), path, moments.uniform(0.0, 1.5))
+    resume = "--ckpt_path=last"
+    kill_after_next_checkpoint(start(runs, resume), path, moments.uniform(0.0, 1.5))
+    torch.load(path, weights_only=True)  # whole, whenever the process died
+    finish(start(runs, resume))
+    whole, killed = (
+        torch.load(folder / "quickstart" / "version_0" / "checkpoints" / "last.ckpt")
+        for folder in (tmp_path / "whole", runs)
+    )
+    assert killed["epoch"] == whole["epoch"] == EPOCHS - 1
+    assert killed["RolloutDataModule"] == whole["RolloutDataModule"]
+    for name, expected in whole["state_dict"].items():
+        torch.testing.assert_close(killed["state_dict"][name], expected, atol=1e-6, rtol=0.0)
+    leftovers = [
+        p.name for p in (runs / "quickstart").rglob("*") if p.name.startswith((".", "tmp"))
+    ]
+    assert leftovers == []
+    summary = json.loads((path.parents[1] / "summary.json").read_text())
+    assert summary["epochs"] == EPOCHS
