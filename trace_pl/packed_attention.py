@@ -5,6 +5,11 @@ long as attention keeps them apart. Registered with transformers under the name 
 loaded with it reads packed rows when its forward is given ``packed_rows`` (and the position of
 every token), and everything else as it would with ``sdpa``.
 
+It is a loop over rows, each served by torch's fused kernel, and not one call with a mask: a dense
+mask over all rows grows with the square of their tokens, and FlexAttention's block masks have no
+backward pass on CPU and are compiled anew for new shapes. A loop costs a kernel launch for each row
+and layer, which is little beside rows of hundreds of tokens.
+
 A row may carry branches: short continuations of several of its prefixes, each of which sees its
 prefix and itself. That is how all boundaries of a trajectory are scored in one pass.
 """
