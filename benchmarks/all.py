@@ -129,6 +129,19 @@ together ({100 * found["of_update"]:.0f} % of the update); with 4-hop questions
 """
 
 
+def loop_section(found: dict[str, Any]) -> str:
+    """Return the words and numbers of agent_loop.py."""
+    return f"""## Rollouts with tools of uneven speed
+
+    python benchmarks/agent_loop.py
+
+{found["rollouts"]} rollouts of {found["turns"][0]} to {found["turns"][1]} turns, tools that answer
+after exponential times of {found["latency"]} s on average: {found["ratio"]} times as many
+trajectories per second as with a barrier after every turn (goal 1.5), and
+{100 * found["same_rollouts"]:.0f} % of the rollouts are the same, token by token.
+"""
+
+
 def trl_section(found: dict[str, Any]) -> str:
     """Return the words and numbers of rl_step.py."""
     rows = [
@@ -171,6 +184,7 @@ def main() -> None:
         memory_section(run("logprob_memory.py")),
         share_section(run("scoring_share.py"), run("scoring_share.py", "--hops", "4")),
     ]
+    sections.append(loop_section(run("agent_loop.py")))
     if importlib.util.find_spec("trl"):
         sections.append(trl_section(run("rl_step.py")))
     write_atomically(output / "performance.md", "\n".join(sections))
