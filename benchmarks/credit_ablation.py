@@ -35,6 +35,7 @@ from trace_pl.files import write_atomically
 Array = NDArray[np.float64]
 ROOT = Path(__file__).parents[1]
 BASELINE = "grpo"
+CONTROL = "shuffled"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,9 @@ def read_curve(folder: Path) -> Curve:
     return Curve(updates, seconds, success, tool_turns, float(zero_variance.mean()))
 
 
-def interval(values: Sequence[float], statistic: Callable[[Array], float] = np.mean) -> Array:
+def interval(
+    values: Sequence[float] | Array, statistic: Callable[[Array], float] = np.mean
+) -> Array:
     """Return mean (or another statistic) and its 95 % bootstrap interval over seeds."""
     data = np.array(values)
     rng = np.random.default_rng(0)
@@ -110,6 +113,11 @@ def reached(curve: Curve, at: Array, threshold: float) -> float:
     return float(at[i - 1] + share * (at[i] - at[i - 1]))
 
 
+def areas(runs: Sequence[Curve]) -> Array:
+    """Return the mean success of each run over its updates."""
+    return np.array([np.trapezoid(c.success, c.updates) / c.updates[-1] for c in runs])
+
+
 def compare(curves: dict[str, list[Curve]]) -> dict[str, dict[str, object]]:
     """Return the figures of every variant; differences are paired by seed."""
     base = curves[BASELINE]
@@ -118,17 +126,16 @@ def compare(curves: dict[str, list[Curve]]) -> dict[str, dict[str, object]]:
     found: dict[str, dict[str, object]] = {}
     for name, runs in curves.items():
         final = [c.success[-1] for c in runs]
-        area = [float(np.trapezoid(c.success, c.updates) / c.updates[-1]) for c in runs]
-        base_area = [float(np.trapezoid(c.success, c.updates) / c.updates[-1]) for c in base]
         found[name] = {
             "success": interval(final).round(4).tolist(),
             "success_minus_grpo": interval(
                 [a - b.success[-1] for a, b in zip(final, base, strict=True)]
             ).round(4).tolist(),
-            "area": interval(area).round(4).tolist(),
-            "area_minus_grpo": interval(
-                [a - b for a, b in zip(area, base_area, strict=True)]
-            ).round(4).tolist(),
+            "area": interval(areas(runs)).round(4).tolist(),
+            "area_minus_grpo": interval(areas(runs) - areas(base)).round(4).tolist(),
+            "area_minus_shuffled": interval(areas(runs) - areas(curves[CONTROL])).round(4).tolist()
+            if CONTROL in curves
+            else None,
             "success_at_equal_seconds": interval(
                 [float(np.interp(budget, c.seconds, c.success)) for c in runs]
             ).round(4).tolist(),
@@ -150,20 +157,23 @@ def table(found: dict[str, dict[str, object]]) -> str:
     """Return the figures as Markdown."""
 
     def span(values: object) -> str:
+        if values is None:
+            return "-"
         mean, low, high = np.array(values) * 100.0
         return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
     head = [
         "variant", "final success %", "minus GRPO", "area under curve %", "minus GRPO",
-        "at equal seconds %", "updates to GRPO's final", "seconds", "reached", "tool turns",
-        "groups without signal",
+        "minus shuffled", "at equal seconds %", "updates to GRPO's final", "seconds", "reached",
+        "tool turns", "groups without signal",
     ]  # fmt: skip
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
     for name, row in found.items():
         turns = np.array(row["tool_turns"])
         cells = [
             name, span(row["success"]), span(row["success_minus_grpo"]), span(row["area"]),
-            span(row["area_minus_grpo"]), span(row["success_at_equal_seconds"]),
+            span(row["area_minus_grpo"]), span(row["area_minus_shuffled"]),
+            span(row["success_at_equal_seconds"]),
             f"{row['median_updates_to_grpo']:.1f}", f"{row['median_seconds_to_grpo']:.0f}",
             f"{row['seeds_that_reach_grpo']}/{len(np.array(row['seeds']))}",
             f"{turns[0]:.1f} to {turns[-1]:.1f}", f"{row['zero_variance_groups']:.2f}",

@@ -49,6 +49,22 @@ def test_differences_are_paired_by_seed(ablation):
     assert low < mean == 0.5
 
 
+def test_the_area_is_compared_with_the_control_where_there_is_one(ablation):
+    runs = {
+        "grpo": [curve(ablation, [0.0, 0.4])],
+        "trace": [curve(ablation, [0.0, 0.8])],
+        "shuffled": [curve(ablation, [0.0, 0.6])],
+    }
+    found = ablation.compare(runs)
+    assert found["trace"]["area_minus_grpo"] == [0.2, 0.2, 0.2]
+    assert found["trace"]["area_minus_shuffled"] == [0.1, 0.1, 0.1]
+    assert "10.0 [10.0, 10.0]" in ablation.table(found)
+    del runs["shuffled"]
+    found = ablation.compare(runs)
+    assert found["trace"]["area_minus_shuffled"] is None
+    assert "| - |" in ablation.table(found)
+
+
 def test_equal_seconds_are_those_of_the_fastest_variant(ablation):
     found = ablation.compare(
         {
