@@ -171,12 +171,17 @@ def main() -> None:
     """Run everything and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=DOCS)
-    output: Path = parser.parse_args().output
+    parser.add_argument("--note", default="", help="what else a reader should know of the machine")
+    arguments = parser.parse_args()
+    output: Path = arguments.output
     sections = [
         "# Performance\n",
         "Written by `python benchmarks/all.py`; ratios of two ways measured in one run, on "
-        f"{machine()}.\n",
-        probe_section(run("probe.py", "--figure", str(output / "performance_probe.png"))),
+        f"{machine()}. {arguments.note}".strip()
+        + "\n",
+        probe_section(
+            run("probe.py", "--repeats", "1", "--figure", str(output / "performance_probe.png"))
+        ),
         step_section(
             run("train_step.py"),
             run("train_step.py", "--layers", "4", "--width", "512", "--rows", "32"),
