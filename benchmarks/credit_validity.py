@@ -28,7 +28,7 @@ from trace_pl.credit.td import k_step_backup
 from trace_pl.credit.values import LinearGapValue, LogRatioValue, RawLogprobValue
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.module import TraceModule
-from trace_pl.policy import load_model, load_tokenizer
+from trace_pl.policy import load_model, load_reference, load_tokenizer
 from trace_pl.scoring import BranchedScorer, ProbeRequest
 from trace_pl.scoring.protocol import Branch
 from trace_pl.types import Rollout
@@ -124,13 +124,15 @@ def main() -> None:
     )
     data, module = cli.datamodule, cli.model
     data.open()
-    module.configure_model()
     questions = data.task.questions("train")[: arguments.questions]
     groups = data.loop.collect(questions, 1)
     rollouts = [r for group in groups for r in group.rollouts if r.num_turns]
     labels = [evidence_turns(rollout) for rollout in rollouts]
     readers = {
-        "reference": (load_model(module.reference_name).eval(), own_requests(rollouts, data))
+        "reference": (
+            load_reference(module.reference_name, module.model_name),
+            own_requests(rollouts, data),
+        )
     }
     if arguments.pretrained:
         tokenizer = load_tokenizer(arguments.pretrained)

@@ -57,27 +57,16 @@ def run_ours(folder: Path, sizes: argparse.Namespace) -> dict[str, Any]:
     return {"phases": {name: found[name] for name in PHASES}, "tokens": found["tokens"]}
 
 
-def run_trl(folder: Path, sizes: argparse.Namespace) -> dict[str, Any]:
-    """Return seconds of each phase, and tokens of a rollout."""
-    import trl
-    from datasets import Dataset
-    from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+def trl_settings(folder: Path, sizes: argparse.Namespace) -> Any:  # noqa: ANN401  (TRL is optional)
+    """Return TRL's settings for the same step."""
+    from trl import GRPOConfig
 
-    torch.set_num_threads(sizes.threads)
-    task, tokenizer = ClosedWebTask(hops=[3]), load_tokenizer(str(folder / "model"))
-    template = ChatTemplate(tokenizer, task.toolbox().schemas())
-    prompts = [
-        template.prompt_ids("", question.text) + template.generation_header
-        for question in task.questions("train")[: sizes.questions * (sizes.steps + 1)]
-    ]
-    texts = [template.decode(ids) for ids in prompts]
     rollouts = sizes.questions * GROUP_SIZE
     # As many forwards of an update as we need, of equal rows: TRL pads and has no token budget.
     forwards = -(-rollouts * (sizes.response_tokens + 40) // sizes.tokens_per_forward)
     while rollouts % forwards:
         forwards += 1
-    settings = GRPOConfig(
+    return GRPOConfig(
         output_dir=str(folder / "trl"),
         per_device_train_batch_size=rollouts // forwards,
         gradient_accumulation_steps=forwards,
@@ -94,6 +83,23 @@ def run_trl(folder: Path, sizes: argparse.Namespace) -> dict[str, Any]:
         model_init_kwargs={"dtype": "float32"},
         disable_tqdm=True,
     )
+
+
+def run_trl(folder: Path, sizes: argparse.Namespace) -> dict[str, Any]:
+    """Return seconds of each phase, and tokens of a rollout."""
+    import trl
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
+
+    torch.set_num_threads(sizes.threads)
+    task, tokenizer = ClosedWebTask(hops=[3]), load_tokenizer(str(folder / "model"))
+    template = ChatTemplate(tokenizer, task.toolbox().schemas())
+    prompts = [
+        template.prompt_ids("", question.text) + template.generation_header
+        for question in task.questions("train")[: sizes.questions * (sizes.steps + 1)]
+    ]
+    texts = [template.decode(ids) for ids in prompts]
     steps: list[float] = []
     generation: list[float] = []
 
@@ -106,7 +112,7 @@ def run_trl(folder: Path, sizes: argparse.Namespace) -> dict[str, Any]:
 
     trainer = GRPOTrainer(
         model=str(folder / "model"),
-        args=settings,
+        args=trl_settings(folder, sizes),
         processing_class=tokenizer,
         train_dataset=Dataset.from_dict({"prompt": texts}),
         reward_funcs=lambda completions, **named: [0.0] * len(completions),

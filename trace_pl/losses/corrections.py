@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trace_pl.errors import ConfigError
 from trace_pl.losses.inputs import LossInputs
+from trace_pl.losses.mismatch import WEIGHT_CAP
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class ImportanceCorrection(ABC):
         ConfigError: if ``cap`` is below 1.
     """
 
-    cap: float = 2.0
+    cap: float = WEIGHT_CAP
 
     def __post_init__(self) -> None:
         if not self.cap >= 1.0:
