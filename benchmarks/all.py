@@ -1,8 +1,10 @@
 """Runs the benchmarks of speed and memory and writes docs/performance.md from what they print.
 
-    python benchmarks/all.py
+    python benchmarks/all.py                   # all of them
+    python benchmarks/all.py rl_step.py        # this one; the others as they were measured before
 
-Nothing else should run meanwhile. TRL is compared with only where it is installed.
+What was measured is kept in docs/performance.json. Nothing else should run meanwhile. TRL is
+compared with only where it is installed.
 """
 
 from __future__ import annotations
@@ -25,13 +27,32 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
 
 
-def run(script: str, *arguments: str) -> dict[str, Any]:
-    """Return what a benchmark printed on its last line."""
-    print(f"== {script} {' '.join(arguments)}", file=sys.stderr, flush=True)
-    command = [sys.executable, str(HERE / script), *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+class Measurements:
+    """What the benchmarks printed, kept in a file as soon as each has ended.
+
+    Args:
+        path: The file.
+        wanted: Scripts to run even if the file holds their results; none means all.
+    """
+
+    def __init__(self, path: Path, wanted: Sequence[str]) -> None:
+        self.path = path
+        self.wanted = wanted
+        self._found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def __call__(self, script: str, *arguments: str) -> dict[str, Any]:
+        """Return what a benchmark printed on its last line, now or before."""
+        key = " ".join([script, *arguments])
+        if self.wanted and script not in self.wanted and key in self._found:
+            return dict(self._found[key])
+        print(f"== {key}", file=sys.stderr, flush=True)
+        command = [sys.executable, str(HERE / script), *arguments]
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, text=True, cwd=HERE.parent
+        )
+        self._found[key] = json.loads(done.stdout.strip().splitlines()[-1])
+        write_atomically(self.path, json.dumps(self._found, indent=1, sort_keys=True) + "\n")
+        return dict(self._found[key])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -170,18 +191,16 @@ times, its update {found["update_ratio"]} times. Shares of each step:
 def main() -> None:
     """Run everything and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=DOCS)
+    parser.add_argument("scripts", nargs="*", help="only these; the others as measured before")
     parser.add_argument("--note", default="", help="what else a reader should know of the machine")
     arguments = parser.parse_args()
-    output: Path = arguments.output
+    run = Measurements(DOCS / "performance.json", arguments.scripts)
     sections = [
         "# Performance\n",
         "Written by `python benchmarks/all.py`; ratios of two ways measured in one run, on "
         f"{machine()}. {arguments.note}".strip()
         + "\n",
-        probe_section(
-            run("probe.py", "--repeats", "1", "--figure", str(output / "performance_probe.png"))
-        ),
+        probe_section(run("probe.py", "--repeats", "1", "--figure", "docs/performance_probe.png")),
         step_section(
             run("train_step.py"),
             run("train_step.py", "--layers", "4", "--width", "512", "--rows", "32"),
@@ -192,7 +211,7 @@ def main() -> None:
     sections.append(loop_section(run("agent_loop.py")))
     if importlib.util.find_spec("trl"):
         sections.append(trl_section(run("rl_step.py")))
-    write_atomically(output / "performance.md", "\n".join(sections))
+    write_atomically(DOCS / "performance.md", "\n".join(sections))
 
 
 if __name__ == "__main__":

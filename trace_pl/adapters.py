@@ -83,6 +83,16 @@ def adapter_off(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         model.enable_adapters()
 
 
+def merge_in_place(model: PreTrainedModel) -> PreTrainedModel:
+    """Add the adapter's difference to a model's weights and take the adapter off; returns it."""
+    for name, layer in list(model.named_modules()):
+        if hasattr(layer, "get_delta_weight"):
+            layer.merge(adapter_names=[_NAME])
+            model.set_submodule(name, layer.get_base_layer())
+    model._hf_peft_config_loaded = False  # as before `add_adapter`: it is saved as a plain model
+    return model
+
+
 def merged_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights with the adapter's difference added, under their names without it.
 

@@ -34,6 +34,7 @@ class Minibatch:
         sampler_logprobs_BT: Tensor,
         num_loss_tokens: float,
         num_rollouts: float,
+        is_on_policy: bool = True,
     ) -> None:
         """Hold the tensors; ``old_logprobs_BT`` None means "the current policy, detached"."""
         self.rollout_ids = tuple(rollout_ids)
@@ -44,6 +45,7 @@ class Minibatch:
         self.sampler_logprobs_BT = sampler_logprobs_BT
         self.num_loss_tokens = num_loss_tokens
         self.num_rollouts = num_rollouts
+        self.is_on_policy = is_on_policy
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Minibatch:
         """Return a copy on ``device``, every dtype kept."""
@@ -61,6 +63,7 @@ class Minibatch:
             move(self.sampler_logprobs_BT),
             self.num_loss_tokens,
             self.num_rollouts,
+            self.is_on_policy,
         )
 
 
@@ -82,39 +85,63 @@ class BatchPlan:
     seed: int = 0
 
     @property
-    def is_on_policy(self) -> bool:
-        """Whether every row is trained on by the very policy that sampled it."""
+    def takes_one_step(self) -> bool:
+        """Whether the policy that trains on a row is the one that began the epoch."""
         return self.num_steps * self.num_passes == 1
 
 
 class RolloutBuffer(IterableDataset[Minibatch]):
     """One epoch of experience, sized before credit exists and read only after it was assigned."""
 
-    def __init__(self, groups: Sequence[RolloutGroup], plan: BatchPlan, epoch: int = 0) -> None:
-        """Hold finished groups.
+    def __init__(
+        self,
+        groups: Sequence[RolloutGroup],
+        plan: BatchPlan,
+        epoch: int = 0,
+        policy_version: int | None = None,
+    ) -> None:
+        """Hold finished groups; a rank may have none while others have some.
 
-        Raises:
-            RolloutError: if no group holds a rollout.
+        Args:
+            groups: The rollouts.
+            plan: How they become optimizer steps.
+            epoch: Number of the epoch, for the order of the rows.
+            policy_version: That of the policy which is about to train; None means the one that
+                sampled.
         """
         self.groups = tuple(groups)
         self.plan = plan
         self.epoch = epoch
         self.rollouts: tuple[Rollout, ...] = tuple(r for g in groups for r in g.rollouts)
+        versions = {r.policy_version for r in self.rollouts}
+        is_stale = policy_version is not None and bool(versions - {policy_version})
+        self.is_on_policy = plan.takes_one_step and not is_stale
+        """Whether every row is trained on by the very policy that sampled it."""
         self.was_read = False
         """Whether training on it has begun."""
         self._advantages: dict[str, Tensor] | None = None
         self.old_logprobs: dict[str, Tensor] | None = None
-        if not self.rollouts:
+        steps = list(self._steps())
+        self.micro_batches = max(
+            1, *(len(bins_within(_lengths(step), plan.tokens_per_forward)) for step in steps)
+        )
+        """Forward passes of each optimizer step: as many as the largest of them needs."""
+        self.num_forwards = len(self._forward_bins())
+        """Forward passes that read every rollout once."""
+        self._totals_S2 = torch.tensor([_totals(step) for step in steps])
+        """Tokens with loss, and rollouts that have any, of each optimizer step."""
+
+    def require_rollouts(self) -> None:
+        """Refuse an epoch in which no rank has anything to train on.
+
+        Raises:
+            RolloutError: if that is so.
+        """
+        if not self.rollouts and not bool(self._totals_S2.any()):
             raise RolloutError(
                 "Expected at least one finished rollout in the epoch, got none: every rollout was "
                 "lost to infrastructure failures. See the engine's and the tools' errors above."
             )
-        steps = list(self._steps())
-        self.micro_batches = max(
-            len(bins_within(_lengths(step), plan.tokens_per_forward)) for step in steps
-        )
-        """Forward passes of each optimizer step: as many as the largest of them needs."""
-        self._totals_S2 = torch.tensor([_totals(step) for step in steps])
 
     def share(self, reduce: Reduce, world_size: int) -> None:
         """Agree with the other ranks, so that their mean gradient is that of one big batch.
@@ -123,7 +150,8 @@ class RolloutBuffer(IterableDataset[Minibatch]):
             reduce: Gives the "sum" or the "max" of a tensor over all ranks.
             world_size: Number of ranks.
         """
-        self.micro_batches = int(reduce(torch.tensor(self.micro_batches), "max"))
+        counts = reduce(torch.tensor([self.micro_batches, self.num_forwards]), "max")
+        self.micro_batches, self.num_forwards = counts.tolist()
         # Gradients and logged shares are averaged over the ranks.
         self._totals_S2 = reduce(self._totals_S2, "sum") / world_size
 
@@ -146,9 +174,12 @@ class RolloutBuffer(IterableDataset[Minibatch]):
 
     def forward_batches(self) -> Iterator[Minibatch]:
         """Yield every rollout once, for forwards that need no credit."""
-        lengths = _lengths(self.rollouts)
-        for part in bins_within(lengths, self.plan.tokens_per_forward):
+        bins = self._forward_bins()
+        for part in [*bins, *([[]] * (self.num_forwards - len(bins)))]:
             yield self._collate([self.rollouts[i] for i in part], 1.0, 1.0)
+
+    def _forward_bins(self) -> list[list[int]]:
+        return bins_within(_lengths(self.rollouts), self.plan.tokens_per_forward)
 
     def __len__(self) -> int:
         """Return the number of micro-batches, fixed at construction."""
@@ -180,28 +211,42 @@ class RolloutBuffer(IterableDataset[Minibatch]):
     def _collate(
         self, part: Sequence[Rollout], num_tokens: float, num_rollouts: float
     ) -> Minibatch:
-        empty = not part
-        # A step with fewer rows than micro-batches is filled up with rows of zero weight.
-        rows = part or [self.rollouts[0]]
-        mask = _pad([r.loss_mask & (not empty) for r in rows])
+        if not part:
+            return _nothing(self.old_logprobs is not None, num_tokens, num_rollouts)
         old = None
         if self.old_logprobs is not None:
-            old = _pad([self.old_logprobs[r.id] for r in rows])
+            old = _pad([self.old_logprobs[r.id] for r in part])
         return Minibatch(
-            rollout_ids=[r.id for r in rows],
-            token_ids_BT=_pad([r.token_ids for r in rows]),
-            mask_BT=mask,
-            advantages_BT=_pad([self._advantage(r) for r in rows]),
+            rollout_ids=[r.id for r in part],
+            token_ids_BT=_pad([r.token_ids for r in part]),
+            mask_BT=_pad([r.loss_mask for r in part]),
+            advantages_BT=_pad([self._advantage(r) for r in part]),
             old_logprobs_BT=old,
-            sampler_logprobs_BT=_pad([r.logprobs for r in rows]),
+            sampler_logprobs_BT=_pad([r.logprobs for r in part]),
             num_loss_tokens=num_tokens or 1.0,
             num_rollouts=num_rollouts or 1.0,
+            is_on_policy=self.is_on_policy,
         )
 
     def _advantage(self, rollout: Rollout) -> Tensor:
         if self._advantages is None:
             return torch.zeros(len(rollout.token_ids))
         return self._advantages[rollout.id]
+
+
+def _nothing(has_old_logprobs: bool, num_tokens: float, num_rollouts: float) -> Minibatch:
+    """Return two tokens without loss, where a step has fewer rows than forward passes."""
+    zeros = torch.zeros(1, 2)
+    return Minibatch(
+        rollout_ids=[],
+        token_ids_BT=zeros.long(),
+        mask_BT=zeros.bool(),
+        advantages_BT=zeros,
+        old_logprobs_BT=zeros if has_old_logprobs else None,
+        sampler_logprobs_BT=zeros,
+        num_loss_tokens=num_tokens or 1.0,
+        num_rollouts=num_rollouts or 1.0,
+    )
 
 
 def _totals(rollouts: Sequence[Rollout]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""The command line: `trace-pl fit | validate | test | predict`, plus `trace-pl make-base`."""
+"""The command line: `trace-pl fit | validate | test | predict`, and `export` and `make-base`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from jsonargparse import Namespace
+from jsonargparse import Namespace, auto_cli
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from trace_pl.credit.assigner import CreditAssigner
@@ -158,6 +158,10 @@ def main() -> int:
             from trace_pl.data.closed_web.make_base import command
 
             command(sys.argv[2:])
+        elif sys.argv[1:2] == ["export"]:
+            from trace_pl.export import export
+
+            auto_cli(export, args=sys.argv[2:], as_positional=True)
         else:
             TraceCLI(
                 TraceModule,
@@ -168,6 +172,7 @@ def main() -> int:
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={
                     "description": "TRACE: turn-level credit for tool-using agents. "
+                    "`trace-pl export` writes a checkpoint as a Hugging Face folder, "
                     "`trace-pl make-base` trains the built-in tiny model."
                 },
             )

@@ -213,6 +213,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         if self.trainer is not None:
             self._agree_among_ranks(self.buffer)
             self.trainer.accumulate_grad_batches = self.buffer.micro_batches
+        self.buffer.require_rollouts()
         return DataLoader(self.buffer, batch_size=None)
 
     def _agree_among_ranks(self, buffer: RolloutBuffer) -> None:

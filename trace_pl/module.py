@@ -5,22 +5,27 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, Literal
 
 import lightning
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.types import (
     LRSchedulerConfigType,
     OptimizerLRScheduler,
     OptimizerLRSchedulerConfig,
 )
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA, adapter_off, merged_tensors
 from trace_pl.batch import Minibatch, RolloutBuffer
+from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import ConfigError
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.losses.mismatch import SamplerMismatch
@@ -96,17 +101,34 @@ class TraceModule(lightning.LightningModule):
         """Load policy and reference once; later calls do nothing, as Lightning requires."""
         if hasattr(self, "policy"):
             return
-        policy = load_model(self.model_name, self.dtype_name).train()
-        if self.adapter is not None:
-            self.adapter.attach(policy)
+        policy = self._load_policy()
         if self.adapter is None or self.reference_name != self.model_name:
-            reference = load_reference(self.reference_name, self.model_name, self.dtype_name)
-            self._reference = (reference,)
+            self._reference = (self._load_reference(),)
         if self.activation_checkpointing:
             policy.gradient_checkpointing_enable({"use_reentrant": False})
         if self.compile_layers:
             policy.get_decoder().compile(dynamic=True)
         self.policy = policy
+
+    def _load_policy(self) -> PreTrainedModel:
+        strategy = self._strategy()
+        if isinstance(strategy, ShardedStrategy):
+            dtype = getattr(torch, self.dtype_name)
+            return strategy.load_policy(self.model_name, dtype, self.adapter)
+        policy = load_model(self.model_name, self.dtype_name)
+        policy.train()
+        if self.adapter is not None:
+            self.adapter.attach(policy)
+        return policy
+
+    def _load_reference(self) -> PreTrainedModel:
+        strategy = self._strategy()
+        if isinstance(strategy, ShardedStrategy):
+            return strategy.load_reference(self.reference_name)
+        return load_reference(self.reference_name, self.model_name, self.dtype_name)
+
+    def _strategy(self) -> Strategy | None:
+        return None if self._trainer is None else self._trainer.strategy
 
     @contextmanager
     def reading_reference(self) -> Iterator[PreTrainedModel]:
@@ -119,7 +141,7 @@ class TraceModule(lightning.LightningModule):
                 yield reference
             return
         reference = self._reference[0]
-        if reference.device != self.device:
+        if not isinstance(reference, FSDPModule) and reference.device != self.device:
             torch.nn.Module.to(reference, self.device)
         yield reference
 
@@ -141,10 +163,10 @@ class TraceModule(lightning.LightningModule):
     # --- training ---------------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
-        """Fix the old log-probs before the first step, unless every row is strictly on-policy."""
+        """Fix the old log-probs before the first step, if there is more than one."""
         self._update_start = time.perf_counter()
         buffer = self.trainer.datamodule.buffer  # type: ignore[attr-defined]
-        if not buffer.plan.is_on_policy:
+        if not buffer.plan.takes_one_step:
             buffer.old_logprobs = self.current_logprobs(buffer)
 
     def on_train_batch_end(self, outputs: object, batch: Minibatch, batch_idx: int) -> None:
@@ -164,7 +186,8 @@ class TraceModule(lightning.LightningModule):
             for batch in buffer.forward_batches():
                 batch = batch.to(self.device)
                 logprobs = sampled_logprobs(self.policy, batch.token_ids_BT, batch.mask_BT).cpu()
-                found.update(zip(batch.rollout_ids, logprobs, strict=True))
+                # The row of an empty batch belongs to no rollout.
+                found.update(zip(batch.rollout_ids, logprobs, strict=False))
         return {r.id: found[r.id][: len(r.token_ids)] for r in buffer.rollouts}
 
     @contextmanager
@@ -189,6 +212,7 @@ class TraceModule(lightning.LightningModule):
                 batch.num_loss_tokens,
                 batch.num_rollouts,
                 self._reference_logprobs(batch) if self.loss.needs_reference else None,
+                batch.is_on_policy,
             )
         )
         self._mismatch.add(old, batch.sampler_logprobs_BT, batch.mask_BT)
@@ -223,9 +247,12 @@ class TraceModule(lightning.LightningModule):
         """Skip a step whose gradient is not finite; stop when that happens again and again."""
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         self.log(
             "loss/gradient_norm", norm, on_step=False, on_epoch=True, batch_size=1, sync_dist=True
         )
+        self._guard.share(self.trainer.strategy)
         where = self._guard.check(norm, self.policy.parameters(), self.global_step)
         if where:
             self.print(f"Step {self.global_step} is skipped: {where} is not finite.")
@@ -260,30 +287,35 @@ class TraceModule(lightning.LightningModule):
         return OptimizerLRSchedulerConfig(optimizer=optimizer, lr_scheduler=scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Record which reference the credit came from; leave frozen weights out."""
+        """Record what the policy began as and whence its credit came; leave frozen weights out."""
+        checkpoint["model_name"] = self.model_name
         checkpoint["reference_name"] = self.reference_name
+        checkpoint["adapter"] = self.adapter and asdict(self.adapter)
+        metrics = self.trainer.callback_metrics
+        checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}
         if self.adapter is not None:
             trained = self._trained_names()
             weights = checkpoint["state_dict"]
             checkpoint["state_dict"] = {k: t for k, t in weights.items() if k in trained}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to continue with another reference or adapter.
+        """Refuse to continue with another model, reference or adapter.
 
         Raises:
-            ConfigError: if the checkpoint's reference or adapter is not the configured one.
+            ConfigError: if one of the checkpoint's is not the configured one.
         """
-        saved = checkpoint.get("reference_name")
-        if saved != self.reference_name:
-            raise ConfigError(
-                f"Expected reference '{saved}' as in the checkpoint, got '{self.reference_name}'. "
-                "Set `model.reference_name` to the first, or start a new run."
-            )
-        if self.adapter is not None and checkpoint["state_dict"].keys() != self._trained_names():
-            raise ConfigError(
-                "Expected the adapter of the checkpoint, got another one: it adapts other layers. "
-                "Set `model.adapter` as in that run, or start a new run."
-            )
+        adapter = self.adapter and asdict(self.adapter)
+        for name, configured in (
+            ("model_name", self.model_name),
+            ("reference_name", self.reference_name),
+            ("adapter", adapter),
+        ):
+            saved = checkpoint.get(name, configured)
+            if saved != configured:
+                raise ConfigError(
+                    f"Expected model.{name} {saved!r} as in the checkpoint, got {configured!r}. "
+                    "Set it to the first, or start a new run."
+                )
 
     def _trained_names(self) -> set[str]:
         return {name for name, p in self.named_parameters() if p.requires_grad}

@@ -1,23 +1,24 @@
-"""Loading causal language models, and the one forward that training needs."""
+"""Loading causal language models, and the log-probs of what they sampled."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
+from trace_pl.checkpoint import read_checkpoint
 from trace_pl.errors import ConfigError
 from trace_pl.packed_attention import PACKED, PackedRow, require_packed_attention
-from trace_pl.scoring.head import token_logprobs
+from trace_pl.scoring.packed_forward import packed_logprobs
 
 BUILT_IN_BASE = "closed-web-base"
 """Name of the tiny model that ships with the package."""
@@ -80,13 +81,41 @@ def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:
     return model
 
 
+def model_on_meta(name: str) -> PreTrainedModel:
+    """Return a model of the right shape whose parameters take no memory yet.
+
+    The frequencies of rotary positions are no parameters and are there already.
+
+    Raises:
+        ConfigError: if its config can not be read, or it can not read packed rows.
+    """
+    try:
+        config = AutoConfig.from_pretrained(resolve_model(name), attn_implementation=PACKED)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"Expected a causal language model at '{name}', got: {first_line(error)}"
+        ) from error
+    require_packed_attention(model)
+    renew_rotary(model)
+    return model
+
+
+def renew_rotary(model: PreTrainedModel, device: torch.device | str = "cpu") -> None:
+    """Compute a model's rotary frequencies again; no file holds them."""
+    decoder = model.get_decoder()
+    with torch.device(device):
+        decoder.rotary_emb = type(decoder.rotary_emb)(model.config)
+
+
 def check_reference(name: str) -> None:
     """Raise unless a reference given as a checkpoint file is there.
 
     Raises:
         ConfigError: if it is not.
     """
-    if name.endswith(".ckpt") and not Path(name).is_file():
+    if name.endswith(".ckpt") and not Path(name).exists():
         raise ConfigError(
             f"Expected a checkpoint at '{name}', got none there. Set `model.reference_name` to a "
             "model or to the .ckpt file of an earlier run."
@@ -97,7 +126,7 @@ def load_reference(name: str, policy_name: str, dtype: str = "float32") -> PreTr
     """Load a frozen model from a model name, or from a checkpoint of a run with the same policy.
 
     Args:
-        name: Folder, hub id, ``closed-web-base``, or the ``.ckpt`` file of a run.
+        name: Folder, hub id, ``closed-web-base``, or the ``.ckpt`` of a run.
         policy_name: The policy's model, whose architecture a checkpoint has.
         dtype: Parameter type.
 
@@ -109,10 +138,10 @@ def load_reference(name: str, policy_name: str, dtype: str = "float32") -> PreTr
     model.eval().requires_grad_(False)
     if not is_checkpoint:
         return model
+    saved = read_checkpoint(Path(name))["state_dict"]
     try:
-        saved = torch.load(name, map_location="cpu", weights_only=True)["state_dict"]
         model.load_state_dict({key.removeprefix("policy."): t for key, t in saved.items()})
-    except (OSError, UnpicklingError, KeyError, RuntimeError) as error:
+    except RuntimeError as error:
         raise ConfigError(
             f"Expected a checkpoint of a run of '{policy_name}' at '{name}', got: "
             f"{first_line(error)} Set `model.reference_name` to a model or to such a file."
@@ -121,8 +150,8 @@ def load_reference(name: str, policy_name: str, dtype: str = "float32") -> PreTr
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text."""
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """Return the beginning of an error's text on one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def sampled_logprobs(model: PreTrainedModel, token_ids_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -140,17 +169,16 @@ def sampled_logprobs(model: PreTrainedModel, token_ids_BT: Tensor, mask_BT: Tens
         (B, T) float32 in nats, zero off the mask. It depends on the parameters even when the mask
         is empty, so an empty micro-batch still has a (zero) gradient.
     """
-    decoder, head = model.get_decoder(), model.get_output_embeddings()
     places_T = torch.arange(token_ids_BT.shape[1], device=mask_BT.device)
     # The last masked token is predicted and not read; a row without one is read for one token.
     lengths_B = (places_T * mask_BT).amax(dim=1).clamp(min=1)
     is_read_BT = places_T < lengths_B[:, None]
-    hidden_LD = decoder(
-        input_ids=token_ids_BT[is_read_BT][None],
-        position_ids=places_T.expand_as(token_ids_BT)[is_read_BT][None],
-        packed_rows=[PackedRow(length) for length in lengths_B.tolist()],
-        use_cache=False,
-    ).last_hidden_state[0]
-    predicts_BT = F.pad(mask_BT[:, 1:], (0, 1))
-    picked_M = token_logprobs(head, hidden_LD[predicts_BT[is_read_BT]], token_ids_BT[mask_BT])
+    picked_M = packed_logprobs(
+        model,
+        token_ids_BT[is_read_BT],
+        places_T.expand_as(token_ids_BT)[is_read_BT],
+        [PackedRow(length) for length in lengths_B.tolist()],
+        F.pad(mask_BT[:, 1:], (0, 1))[is_read_BT],
+        token_ids_BT[mask_BT],
+    )
     return picked_M.new_zeros(mask_BT.shape).masked_scatter(mask_BT, picked_M)

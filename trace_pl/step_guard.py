@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor, nn
 
 from trace_pl.errors import NumericalError
@@ -21,11 +22,17 @@ class StepGuard:
         self.max_bad_steps = max_bad_steps
         self._bad_steps = 0
         self._bad_rows: tuple[str, ...] = ()
+        self._is_bad = False
 
     def watch(self, loss: Tensor, rollout_ids: Sequence[str]) -> None:
         """Remember the rollouts of a micro-batch whose loss is not finite."""
         if not torch.isfinite(loss):
+            self._is_bad = True
             self._bad_rows += tuple(rollout_ids)
+
+    def share(self, strategy: Strategy) -> None:
+        """Agree with the other ranks: a step that is bad for one is dropped by all."""
+        self._is_bad = strategy.reduce_boolean_decision(self._is_bad, all=False)
 
     def check(self, norm: Tensor, parameters: Iterable[nn.Parameter], step: int) -> str:
         """Judge a step before it is taken.
@@ -42,7 +49,8 @@ class StepGuard:
             NumericalError: at the ``max_bad_steps``-th bad step in a row.
         """
         bad_rows, self._bad_rows = self._bad_rows, ()
-        if torch.isfinite(norm) and not bad_rows:
+        is_bad, self._is_bad = self._is_bad, False
+        if torch.isfinite(norm) and not is_bad:
             self._bad_steps = 0
             return ""
         for parameter in parameters:

@@ -10,6 +10,8 @@ from trace_pl.module import TraceModule
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
+RUNS = sorted(CONFIGS.glob("*.yaml"))
+STRATEGIES = sorted((CONFIGS / "strategy").iterdir())
 OVERLAYS = sorted(
     path for folder in ("ablations", "options") for path in (CONFIGS / folder).iterdir()
 )
@@ -66,6 +68,32 @@ def test_an_overlay_differs_from_its_base_in_exactly_its_slot(capsys, path):
     assert {".".join(key.split(".")[:2]) for key in changed} == named
     # GSPO is outcome-only credit and a loss of its own.
     assert len(named) == (2 if path.stem == "gspo" else 1)
+
+
+@pytest.mark.parametrize("path", STRATEGIES, ids=lambda path: path.stem)
+def test_a_strategy_changes_where_a_run_runs_and_nothing_else(capsys, path):
+    changed = differing_keys(resolved(capsys), resolved(capsys, "--config", str(path)))
+    where = {"trainer.strategy", "trainer.devices", "trainer.num_nodes"}
+    assert {".".join(key.split(".")[:2]) for key in changed} <= where
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_a_complete_run_instantiates_with_a_small_model(path, tmp_path):
+    overrides = (
+        "--model.model_name=closed-web-base",
+        "--trainer.devices=1",
+        f"--trainer.logger.init_args.save_dir={tmp_path}",
+    )
+    cli = TraceCLI(
+        TraceModule,
+        RolloutDataModule,
+        run=False,
+        args=["--config", str(path), *overrides],
+        auto_configure_optimizers=False,
+        save_config_callback=None,
+    )
+    assert cli.datamodule.plan.takes_one_step == (path != QUICKSTART)
+    assert cli.datamodule.group_size * cli.datamodule.questions_per_epoch == 128
 
 
 def test_a_loss_of_another_class_keeps_nothing_of_the_clip_it_replaces(capsys):

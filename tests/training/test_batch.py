@@ -54,6 +54,17 @@ def test_a_step_with_fewer_rows_than_micro_batches_is_filled_with_rows_of_zero_w
     assert sum(bool(batch.mask_BT.any()) for batch in batches) == 12
 
 
+@pytest.mark.parametrize(
+    ("num_steps", "version", "expected"),
+    [(1, None, True), (1, 0, True), (1, 1, False), (2, 0, False)],
+)
+def test_only_one_step_on_fresh_rollouts_is_on_policy(num_steps, version, expected):
+    groups = [group([0, 1])]  # sampled by version 0
+    buffer = RolloutBuffer(groups, BatchPlan(num_steps), policy_version=version)
+    assert buffer.is_on_policy is expected
+    assert {batch.is_on_policy for batch in buffer.forward_batches()} == {expected}
+
+
 def test_reading_before_credit_is_an_error():
     buffer = RolloutBuffer([group([0, 1])], BatchPlan())
     with pytest.raises(CreditError, match="none assigned"):
@@ -68,8 +79,23 @@ def test_credit_of_another_shape_is_refused_and_names_the_rollout():
 
 
 def test_an_epoch_without_rollouts_is_an_error():
+    empty = RolloutBuffer([RolloutGroup(group([0]).question, ())], BatchPlan())
     with pytest.raises(RolloutError, match="infrastructure"):
-        RolloutBuffer([RolloutGroup(group([0]).question, ())], BatchPlan())
+        empty.require_rollouts()
+
+
+def test_a_rank_without_rollouts_takes_part_with_rows_of_zero_weight():
+    empty = RolloutBuffer([], BatchPlan())
+    other_rank = {"max": torch.tensor([3, 2]), "sum": torch.tensor([[14.0, 2.0]])}
+    empty.share(lambda tensor, how: other_rank[how], world_size=2)
+    empty.require_rollouts()
+    empty.assign([])
+    batches = list(empty)
+    assert len(batches) == len(empty) == 3
+    assert len(list(empty.forward_batches())) == 2
+    for batch in batches:
+        assert batch.num_loss_tokens == 7.0
+        assert not batch.mask_BT.any()
 
 
 def test_order_is_a_function_of_seed_and_epoch():

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -122,6 +123,16 @@ def test_importance_weights_scale_the_surrogate_up_to_their_cap(correction, weig
     torch.testing.assert_close(outputs.loss.item(), expected, **EXACT)
     excess = sum(abs(weight - 1.0) for weight in weights) / 2
     torch.testing.assert_close(outputs.metrics["correction"].item(), excess, **EXACT)
+
+
+def test_by_default_only_rows_of_an_older_policy_are_weighed():
+    _, inputs = given([[1.0, 1.0]], [[1.0, -3.0]], sampler_ratio=[[0.5, 4.0]])
+    fresh = replace(inputs, is_on_policy=True)
+    weighed = TokenClip(correction=TruncatedTokenWeights())(inputs).loss
+    plain = TokenClip(correction=None)(inputs).loss
+    assert not torch.isclose(weighed, plain)
+    torch.testing.assert_close(TokenClip()(inputs).loss, weighed, **EXACT)
+    torch.testing.assert_close(TokenClip()(fresh).loss, plain, **EXACT)
 
 
 @pytest.mark.parametrize(

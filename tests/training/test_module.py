@@ -128,10 +128,11 @@ def test_a_non_finite_loss_skips_the_step_and_then_stops_the_run(tiny_model_dir)
         train(tiny_model_dir, BatchPlan(num_steps=3), data=data)
 
 
-def test_a_checkpoint_of_another_reference_is_refused(tiny_model_dir):
+@pytest.mark.parametrize("name", ["model_name", "reference_name"])
+def test_a_checkpoint_of_another_model_or_reference_is_refused(tiny_model_dir, name):
     module = TraceModule(str(tiny_model_dir))
-    with pytest.raises(ConfigError, match="reference 'other'"):
-        module.on_load_checkpoint({"reference_name": "other"})
+    with pytest.raises(ConfigError, match=f"model.{name} 'other'"):
+        module.on_load_checkpoint({name: "other"})
 
 
 @pytest.mark.parametrize("setting", ["activation_checkpointing", "compile_layers"])

@@ -7,6 +7,7 @@ sampler and held to the reference are settings of it, each a small class again.
 from trace_pl.losses.clipped import ClippedLoss, SequenceClip, TokenClip
 from trace_pl.losses.corrections import (
     ImportanceCorrection,
+    OffPolicyTokenWeights,
     TruncatedSequenceWeights,
     TruncatedTokenWeights,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "LossInputs",
     "LossOutputs",
     "Normaliser",
+    "OffPolicyTokenWeights",
     "PolicyLoss",
     "SequenceClip",
     "TokenClip",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trace_pl.errors import ConfigError
-from trace_pl.losses.corrections import ImportanceCorrection
+from trace_pl.losses.corrections import ImportanceCorrection, OffPolicyTokenWeights
 from trace_pl.losses.inputs import LossInputs, LossOutputs
 from trace_pl.losses.kl import KLPenalty
 from trace_pl.losses.normalisers import Normaliser, TokenMean
@@ -28,7 +28,8 @@ class ClippedLoss(ABC):
         clip_low: How far the ratio may fall below 1.
         clip_high: How far the ratio may rise above 1.
         normaliser: The mean over the global batch.
-        correction: Importance weights between engine and trainer; None for none.
+        correction: Importance weights between the policy that sampled and the one at the start of
+            the epoch; None for none. The default weighs only what is not strictly on-policy.
         kl: Penalty for leaving the reference; None for none.
 
     Raises:
@@ -38,7 +39,7 @@ class ClippedLoss(ABC):
     clip_low: float = 0.2
     clip_high: float = 0.2
     normaliser: Normaliser = field(default_factory=TokenMean)
-    correction: ImportanceCorrection | None = None
+    correction: ImportanceCorrection | None = field(default_factory=OffPolicyTokenWeights)
     kl: KLPenalty | None = None
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trace_pl.errors import ConfigError
@@ -12,7 +13,7 @@ from trace_pl.losses.inputs import LossInputs
 from trace_pl.losses.mismatch import WEIGHT_CAP
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ImportanceCorrection(ABC):
     """Weighs tokens by how much likelier the trainer finds them than the engine that sampled.
 
@@ -36,7 +37,7 @@ class ImportanceCorrection(ABC):
         """Return constant (B, T) or (B, 1) weights, at least 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TruncatedTokenWeights(ImportanceCorrection):
     """Truncated importance sampling per token.
 
@@ -50,7 +51,22 @@ class TruncatedTokenWeights(ImportanceCorrection):
         return _log_weights(inputs).exp().clamp(max=self.cap)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class OffPolicyTokenWeights(TruncatedTokenWeights):
+    """:class:`TruncatedTokenWeights` where they are needed, and 1 on strictly on-policy rows.
+
+    Rows are off-policy when an older policy sampled them, or when the epoch takes more than one
+    step.
+    """
+
+    def weights(self, inputs: LossInputs) -> Tensor:
+        """Return (B, T) weights."""
+        if inputs.is_on_policy:
+            return torch.ones_like(inputs.logprobs_BT)
+        return super().weights(inputs)
+
+
+@dataclass(frozen=True)
 class TruncatedSequenceWeights(ImportanceCorrection):
     """Truncated importance sampling per rollout: unbiased up to the cap, but with more variance.
 

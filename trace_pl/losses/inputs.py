@@ -27,6 +27,8 @@ class LossInputs:
     """Rollouts of the whole global batch with a sampled token, at least 1."""
     reference_logprobs_BT: Tensor | None = None
     """Log-probs of the frozen reference; given to a loss that ``needs_reference``."""
+    is_on_policy: bool = False
+    """Whether the policy being trained is, but for rounding, the one that sampled."""
 
 
 @dataclass(frozen=True, eq=False)

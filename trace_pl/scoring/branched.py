@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from trace_pl.distributed.same_number import same_number
 from trace_pl.errors import ConfigError
 from trace_pl.packed_attention import PackedRow, require_packed_attention
 from trace_pl.packing import bins_within
-from trace_pl.scoring.head import token_logprobs
 from trace_pl.scoring.layout import (
     BranchLayout,
     lay_out_branches,
     require_finite_scores,
 )
+from trace_pl.scoring.packed_forward import packed_logprobs
 from trace_pl.scoring.protocol import ProbeRequest
 
 if TYPE_CHECKING:
@@ -62,33 +63,41 @@ class BranchedScorer:
             for request, layout in zip(requests, layouts, strict=True)
         ]
         scores: list[Tensor] = [torch.empty(0)] * len(requests)
-        for batch in bins_within(costs, self.token_budget):
+        batches = bins_within(costs, self.token_budget)
+        for batch in same_number(batches, self.model):
+            if not batch:
+                self._join_forward()
+                continue
             results = self._score_batch([requests[i] for i in batch], [layouts[i] for i in batch])
             for index, result in zip(batch, results, strict=True):
                 require_finite_scores(result, requests[index].rollout_id)
                 scores[index] = result
         return scores
 
+    def _join_forward(self) -> None:
+        """Take part in a forward of a sharded model with nothing of one's own to score."""
+        nothing = torch.zeros(1, dtype=torch.long, device=self.model.device)
+        packed_logprobs(self.model, nothing, nothing, [PackedRow(1)], nothing[:0], nothing[:0])
+
     def _score_batch(
         self, requests: Sequence[ProbeRequest], layouts: Sequence[BranchLayout]
     ) -> list[Tensor]:
         device = self.model.device
-        decoder, head = self.model.get_decoder(), self.model.get_output_embeddings()
         trunks = [request.token_ids[: request.prefix_ends[-1]] for request in requests]
         pairs = list(zip(trunks, layouts, strict=True))
-        hidden_LD = decoder(
-            input_ids=torch.cat([x for t, b in pairs for x in (t, b.token_ids)])[None].to(device),
-            position_ids=torch.cat(
-                [x for t, b in pairs for x in (torch.arange(len(t)), b.position_ids)]
-            )[None].to(device),
-            packed_rows=[PackedRow(len(t), b.blocks()).to(device) for t, b in pairs],
-            use_cache=False,
-        ).last_hidden_state[0]
         lengths = torch.tensor([x for t, b in pairs for x in (len(t), len(b.token_ids))])
         first_of_branches = (lengths.cumsum(0) - lengths)[1::2].tolist()
-        rows = torch.cat([s + b.rows for s, b in zip(first_of_branches, layouts, strict=True)])
-        targets = torch.cat([layout.targets for layout in layouts])
-        logprobs = token_logprobs(head, hidden_LD[rows.to(device)], targets.to(device)).cpu()
+        picked = torch.cat([s + b.rows for s, b in zip(first_of_branches, layouts, strict=True)])
+        logprobs = packed_logprobs(
+            self.model,
+            torch.cat([x for t, b in pairs for x in (t, b.token_ids)]).to(device),
+            torch.cat([x for t, b in pairs for x in (torch.arange(len(t)), b.position_ids)]).to(
+                device
+            ),
+            [PackedRow(len(t), b.blocks()).to(device) for t, b in pairs],
+            picked.to(device),
+            torch.cat([layout.targets for layout in layouts]).to(device),
+        ).cpu()
         return [
             _mean_by_branch(part, request, layout)
             for part, request, layout in zip(

@@ -1,0 +1,143 @@
+"""Sharded over two and four processes, a run learns what one process learns."""
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from random_models import make_qwen3, make_qwen3_moe
+from sharded_run import run
+
+from trace_pl.checkpoint import SafeReader, read_checkpoint
+from trace_pl.errors import ConfigError
+from trace_pl.export import export
+from trace_pl.policy import load_model
+
+SCRIPT = Path(__file__).parents[1] / "sharded_run.py"
+FSDP, HSDP, OFFLOAD = {}, {"shard_size": 2}, {"reference_on_cpu": True}
+
+pytestmark = pytest.mark.timeout(240)
+
+
+def torchrun(folder, num_processes, **jobs):
+    """Run jobs in a process group and return what its first rank found."""
+    asked, found = folder / "jobs.json", folder / "found.json"
+    asked.write_text(json.dumps(jobs))
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}")
+    done = subprocess.run(
+        [sys.executable, *launcher, str(SCRIPT), str(asked), str(found)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(found.read_text())
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of a dense model with a tied head and of one with experts, and one process's runs."""
+    folder = tmp_path_factory.mktemp("models")
+    make_qwen3(tie_word_embeddings=True).save_pretrained(folder / "dense")
+    make_qwen3_moe().save_pretrained(folder / "moe")
+    return {name: str(folder / name) for name in ("dense", "moe")}
+
+
+@pytest.fixture(scope="module")
+def alone(models):
+    """What one process finds."""
+    return {name: run(model) for name, model in models.items()}
+
+
+@pytest.fixture(scope="module")
+def two(models, alone, tmp_path_factory):
+    """What two processes find, and the folder of their checkpoints."""
+    folder = tmp_path_factory.mktemp("two")
+    run(models["dense"], epochs=2, save=str(folder / "single.ckpt"))
+    jobs = {
+        f"{name}-{kind}": {"model": model, "strategy": strategy}
+        for name, model in models.items()
+        for kind, strategy in {"ddp": "ddp", "fsdp": FSDP, "offload": OFFLOAD}.items()
+    }
+    moe = {"model": models["moe"], "strategy": FSDP}
+    dense = {"model": models["dense"], "strategy": FSDP}
+    lora = {**dense, "adapter": {"rank": 2}}
+    jobs |= {
+        "saved": {**moe, "epochs": 2, "save": str(folder / "sharded.ckpt")},
+        "resumed": {**moe, "resume": str(folder / "sharded.ckpt")},
+        "from-one": {**dense, "resume": str(folder / "single.ckpt")},
+        "lora": {**lora, "epochs": 3},
+        "lora-saved": {**lora, "epochs": 2, "save": str(folder / "lora.ckpt")},
+        "lora-resumed": {**lora, "epochs": 3, "resume": str(folder / "lora.ckpt")},
+        "steps": {**moe, "epochs": 2, "num_steps": 2, "activation_checkpointing": True},
+    }
+    return torchrun(folder, 2, **jobs), folder
+
+
+def close(losses):
+    return pytest.approx(losses, abs=1e-4)
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "offload"])
+def test_two_ranks_with_ragged_work_learn_and_score_what_one_does(alone, two, model, strategy):
+    one, found = alone[model], two[0][f"{model}-{strategy}"]
+    assert abs(one["losses"][0] - one["losses"][-1]) > 1e-2
+    assert found["losses"] == close(one["losses"])
+    assert found["norms"] == pytest.approx(one["norms"], rel=1e-3)
+    assert found["steps"] == one["steps"] == 5
+    mine = one["scores"][:5] + one["scores"][7:]  # of the first and the third group
+    assert torch.tensor(found["scores"]).shape == torch.tensor(mine).shape
+    assert (torch.tensor(found["scores"]) - torch.tensor(mine)).abs().max() < 1e-5
+
+
+def test_a_run_goes_on_with_any_number_of_ranks(alone, two, models, tmp_path):
+    found, folder = two
+    assert found["resumed"]["losses"] == close(alone["moe"]["losses"][2:])
+    assert found["from-one"]["losses"] == close(alone["dense"]["losses"][2:])
+    job = {"model": models["moe"], "strategy": FSDP, "resume": str(folder / "sharded.ckpt")}
+    one = torchrun(tmp_path, 1, resumed=job)
+    assert one["resumed"]["losses"] == close(alone["moe"]["losses"][2:])
+
+
+def test_several_steps_and_activation_checkpointing_run_sharded(two):
+    assert two[0]["steps"]["steps"] == 4
+
+
+def test_an_adapter_is_sharded_saved_alone_and_resumed(two):
+    found, folder = two
+    assert found["lora-resumed"]["losses"] == close(found["lora"]["losses"][2:])
+    assert found["lora"]["losses"][0] != close([found["lora"]["losses"][2]])
+    weights = read_checkpoint(folder / "lora.ckpt")["state_dict"]
+    assert weights
+    assert all(".lora_" in name for name in weights)
+
+
+def test_a_sharded_checkpoint_is_exported(two, models, tmp_path):
+    export(two[1] / "sharded.ckpt", tmp_path / "exported")
+    trained, start = load_model(str(tmp_path / "exported")), load_model(models["moe"])
+    weights = read_checkpoint(two[1] / "sharded.ckpt")["state_dict"]
+    for name, tensor in trained.state_dict().items():
+        assert torch.equal(tensor, weights[f"policy.{name}"])
+    assert not torch.equal(trained.lm_head.weight, start.lm_head.weight)
+
+
+def test_nothing_half_written_is_left_and_a_broken_checkpoint_is_refused(two, tmp_path):
+    folder = two[1]
+    assert [path for path in folder.iterdir() if path.name.startswith(".")] == []
+    with pytest.raises(ConfigError, match="complete sharded checkpoint"):
+        SafeReader(tmp_path).read_metadata()
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(subprocess.run))
+    with pytest.raises(ConfigError, match=r"names 'subprocess\.run'"):
+        SafeReader(tmp_path).read_metadata()
+
+
+def test_four_ranks_shard_in_pairs_that_replicate(alone, models, tmp_path):
+    # The fourth rank has no rollouts at all.
+    jobs = {name: {"model": model, "strategy": HSDP} for name, model in models.items()}
+    found = torchrun(tmp_path, 4, **jobs)
+    for name, one in alone.items():
+        assert found[name]["losses"] == close(one["losses"])

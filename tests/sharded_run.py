@@ -1,0 +1,132 @@
+"""Runs Trainers over given rollouts inside a process group; started by torchrun.
+
+    torchrun --nproc-per-node=2 tests/sharded_run.py JOBS.json OUTPUT.json
+
+A job is a dict of a name, a model folder, a strategy and what else ``run`` takes; the output holds
+what rank 0 found, by name. Without torchrun the same jobs run in one process.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import lightning
+import torch
+from builders import group
+from lightning.pytorch.callbacks import Callback
+from torch.utils.data import DataLoader
+
+from trace_pl.adapters import LoRA
+from trace_pl.batch import BatchPlan, RolloutBuffer
+from trace_pl.distributed.strategy import ShardedStrategy
+from trace_pl.module import TraceModule
+from trace_pl.scoring import Branch, BranchedScorer, ProbeRequest
+from trace_pl.types import TokenAdvantages
+
+# Three groups: of four ranks the last has nothing, of two the first has more.
+GROUPS = [group([0, 1, 0, 1, 1], 0), group([1, 0], 1), group([0, 1, 1], 2)]
+
+
+class SharedExperience(lightning.LightningDataModule):
+    """The same rollouts every epoch, dealt to the ranks group by group."""
+
+    def __init__(self, plan):
+        super().__init__()
+        self.plan = plan
+
+    def train_dataloader(self):
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        self.buffer = RolloutBuffer(GROUPS[rank::world_size], self.plan)
+        self.buffer.assign([advantages(rollout) for rollout in self.buffer.rollouts])
+        if world_size > 1:
+            strategy = self.trainer.strategy
+            self.buffer.share(lambda x, how: strategy.reduce(x, reduce_op=how), world_size)
+        self.trainer.accumulate_grad_batches = self.buffer.micro_batches
+        return DataLoader(self.buffer, batch_size=None)
+
+
+def advantages(rollout):
+    generator = torch.Generator().manual_seed(rollout.index)
+    values = torch.randn(len(rollout.token_ids), generator=generator) * rollout.loss_mask
+    return TokenAdvantages(rollout.id, values, 0.0, torch.zeros(rollout.num_turns))
+
+
+class Watch(Callback):
+    """Keeps what every update said, and at the end what the reference says."""
+
+    def __init__(self):
+        # On-policy the loss is the mean advantage, whatever the weights; these two tell.
+        self.losses = []
+        self.norms = []
+        self.scores = []
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.losses.append(float(trainer.callback_metrics["loss/surprisal"]))
+        self.norms.append(float(trainer.callback_metrics["loss/gradient_norm"]))
+
+    def on_train_end(self, trainer, pl_module):
+        mine = GROUPS[trainer.global_rank :: trainer.world_size]
+        requests = [
+            ProbeRequest(r.id, r.token_ids, (r.prompt_length, len(r.token_ids)), BRANCHES)
+            for each in mine
+            for r in each.rollouts
+        ]
+        with pl_module.reading_reference() as reference:
+            scores = BranchedScorer(reference, token_budget=40).score(requests)
+        self.scores = [score.tolist() for score in scores]
+
+
+BRANCHES = (Branch((5, 6), (7, 8, 9)), Branch((5, 6), (11,)))
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=3e-3)
+
+
+def run(
+    model, strategy="auto", epochs=5, resume=None, save=None, num_steps=1, adapter=None, **settings
+):
+    """Train and return losses, scores and where the weights were saved."""
+    watch = Watch()
+    module = TraceModule(
+        model, optimizer=adamw, adapter=LoRA(**adapter) if adapter else None, **settings
+    )
+    if isinstance(strategy, dict):
+        strategy = ShardedStrategy(compute_dtype="float32", timeout_s=60, **strategy)
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        devices=int(os.environ.get("WORLD_SIZE", 1)),
+        strategy=strategy,
+        callbacks=[watch],
+        gradient_clip_val=1.0,
+        reload_dataloaders_every_n_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    data = SharedExperience(BatchPlan(num_steps, tokens_per_forward=60))
+    trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
+    if save:
+        trainer.save_checkpoint(save)
+    if trainer.is_global_zero:
+        return {
+            "losses": watch.losses,
+            "norms": watch.norms,
+            "scores": watch.scores,
+            "steps": trainer.global_step,
+        }
+    return None
+
+
+def main(jobs, output):
+    torch.set_num_threads(1)
+    found = {name: run(**job) for name, job in json.loads(Path(jobs).read_text()).items()}
+    if int(os.environ.get("RANK", 0)) == 0:
+        Path(output).write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

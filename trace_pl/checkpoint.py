@@ -1,0 +1,126 @@
+"""Reading and writing the checkpoints of runs, without running what a file might hold.
+
+A single process writes one file; a sharded run writes a folder, to which every rank adds its part.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from trace_pl.errors import ConfigError
+
+_META = "meta.pt"  # of a folder: everything but tensors; Lightning's name
+_EXPECTED = ("model_name", "reference_name", "metrics")
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return what a run saved, the optimizer of a sharded run apart.
+
+    Args:
+        path: A ``.ckpt`` file, whose tensors stay in the file until they are used, or the folder
+            of a sharded run, whose weights are read.
+
+    Raises:
+        ConfigError: if there is none, or it is not one of this project.
+    """
+    saved = read_meta(path)
+    if path.is_dir():
+        reader = SafeReader(path)
+        weights = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in reader.read_metadata().state_dict_metadata.items()
+            if name.startswith("state_dict.") and isinstance(entry, TensorStorageMetadata)
+        }
+        load(weights, storage_reader=reader, no_dist=True)
+        prefix = "state_dict."
+        saved["state_dict"] = {name.removeprefix(prefix): t for name, t in weights.items()}
+    return saved
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """Return a file's contents, or those of a folder without its tensors.
+
+    Raises:
+        ConfigError: if there is none, or it is not one of this project.
+    """
+    file = path / _META if path.is_dir() else path
+    try:
+        saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, pickle.UnpicklingError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"Expected a checkpoint of a run at '{path}', got: {reason}") from error
+    missing = [name for name in _EXPECTED if name not in saved]
+    if missing:
+        raise ConfigError(
+            f"Expected a checkpoint of trace_pl at '{path}', got one without {missing}. Was it "
+            "written by another program, or by an older version?"
+        )
+    return saved
+
+
+def write_meta(folder: Path, saved: dict[str, Any]) -> None:
+    """Add everything but tensors to a folder of shards."""
+    torch.save(saved, folder / _META)
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Give a finished folder its name; one that had it before is gone only then."""
+    old = path.with_name(f".{path.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if path.is_dir():
+        path.rename(old)
+    else:
+        path.unlink(missing_ok=True)
+    new.rename(path)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+class SafeReader(FileSystemReader):
+    """Reads a folder of shards; torch's own reader would unpickle whatever its index names."""
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Return the index of the folder.
+
+        Raises:
+            ConfigError: if it is missing, or names anything but tensors and their places.
+        """
+        try:
+            with (Path(self.path) / ".metadata").open("rb") as file:
+                found = _IndexUnpickler(file).load()
+        except (OSError, pickle.UnpicklingError) as error:
+            raise ConfigError(
+                f"Expected a complete sharded checkpoint at '{self.path}', got: {error}"
+            ) from error
+        assert isinstance(found, Metadata)
+        if found.storage_meta is not None:
+            found.storage_meta.load_id = self.load_id
+        return found
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    _modules = ("torch.distributed.checkpoint.", "pathlib")
+    _names = frozenset(
+        {
+            ("torch", "Size"),
+            ("torch", "device"),
+            ("torch.serialization", "_get_layout"),
+            ("collections", "OrderedDict"),
+            ("builtins", "set"),
+        }
+    )
+
+    def find_class(self, module: str, name: str) -> Any:  # noqa: ANN401  (pickle's own signature)
+        """Return a class of an index."""
+        is_plain = (module, name) in self._names
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_plain or is_dtype or module.startswith(self._modules):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"an index that names '{module}.{name}'")
