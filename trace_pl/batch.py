@@ -35,6 +35,7 @@ class Minibatch:
         num_loss_tokens: float,
         num_rollouts: float,
         is_on_policy: bool = True,
+        experts_BTNK: Tensor | None = None,
     ) -> None:
         """Hold the tensors; ``old_logprobs_BT`` None means "the current policy, detached"."""
         self.rollout_ids = tuple(rollout_ids)
@@ -46,6 +47,7 @@ class Minibatch:
         self.num_loss_tokens = num_loss_tokens
         self.num_rollouts = num_rollouts
         self.is_on_policy = is_on_policy
+        self.experts_BTNK = experts_BTNK
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Minibatch:
         """Return a copy on ``device``, every dtype kept."""
@@ -53,7 +55,7 @@ class Minibatch:
         def move(tensor: Tensor) -> Tensor:
             return tensor.to(device, non_blocking=non_blocking)
 
-        old = self.old_logprobs_BT
+        old, experts = self.old_logprobs_BT, self.experts_BTNK
         return Minibatch(
             self.rollout_ids,
             move(self.token_ids_BT),
@@ -64,6 +66,7 @@ class Minibatch:
             self.num_loss_tokens,
             self.num_rollouts,
             self.is_on_policy,
+            None if experts is None else move(experts),
         )
 
 
@@ -226,6 +229,7 @@ class RolloutBuffer(IterableDataset[Minibatch]):
             num_loss_tokens=num_tokens or 1.0,
             num_rollouts=num_rollouts or 1.0,
             is_on_policy=self.is_on_policy,
+            experts_BTNK=_pad_experts(part),
         )
 
     def _advantage(self, rollout: Rollout) -> Tensor:
@@ -257,6 +261,13 @@ def _totals(rollouts: Sequence[Rollout]) -> tuple[float, float]:
 
 def _lengths(rollouts: Sequence[Rollout]) -> list[int]:
     return [len(r.token_ids) for r in rollouts]
+
+
+def _pad_experts(rollouts: Sequence[Rollout]) -> Tensor | None:
+    rows = [r.experts for r in rollouts if r.experts is not None]
+    if len(rows) < len(rollouts):
+        return None
+    return pad_sequence(rows, batch_first=True, padding_value=-1)
 
 
 def _pad(rows: Sequence[Tensor]) -> Tensor:

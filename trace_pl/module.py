@@ -27,6 +27,7 @@ from trace_pl.adapters import LoRA, adapter_off, merged_tensors
 from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import ConfigError
+from trace_pl.experts import Experts, RouterWatch, routers
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.losses.mismatch import SamplerMismatch
 from trace_pl.metrics import log_means, rollout_metrics
@@ -35,6 +36,7 @@ from trace_pl.policy import (
     check_reference,
     load_model,
     load_reference,
+    read_mask,
     sampled_logprobs,
 )
 from trace_pl.step_guard import StepGuard
@@ -59,6 +61,7 @@ class TraceModule(lightning.LightningModule):
         activation_checkpointing: Computes each layer's activations again in the backward pass
             instead of keeping them.
         compile_layers: Compiles everything between the attentions with ``torch.compile``.
+        experts: What to do about the routers of a mixture of experts; None only logs their load.
         max_bad_steps: Optimizer steps in a row with a non-finite loss or gradient before the run
             stops; each of them is skipped.
     """
@@ -74,6 +77,7 @@ class TraceModule(lightning.LightningModule):
         adapter: LoRA | None = None,
         activation_checkpointing: bool = False,
         compile_layers: bool = False,
+        experts: Experts | None = None,
         max_bad_steps: int = 3,
     ) -> None:
         """Store settings; weights load in :meth:`configure_model`."""
@@ -89,6 +93,7 @@ class TraceModule(lightning.LightningModule):
         self.strict_loading = adapter is None  # the checkpoint of an adapter holds nothing else
         self.activation_checkpointing = activation_checkpointing
         self.compile_layers = compile_layers
+        self.experts = experts or Experts()
         self._mismatch = SamplerMismatch()
         self._guard = StepGuard(max_bad_steps)
         self._update_start = 0.0
@@ -109,6 +114,7 @@ class TraceModule(lightning.LightningModule):
         if self.compile_layers:
             policy.get_decoder().compile(dynamic=True)
         self.policy = policy
+        self._routers = RouterWatch(policy) if routers(policy) else None
 
     def _load_policy(self) -> PreTrainedModel:
         strategy = self._strategy()
@@ -176,6 +182,9 @@ class TraceModule(lightning.LightningModule):
     def on_train_epoch_end(self) -> None:
         """Log how long the updates took, and how far the engine was from the trainer."""
         found = {f"mismatch/{name}": value for name, value in self._mismatch.compute().items()}
+        if self._routers is not None:
+            load = self._routers.compute()
+            found |= {f"experts/{name}": value for name, value in load.items()}
         log_means(self, {"time/update_s": self._update_seconds, **found})
 
     @torch.no_grad()
@@ -200,6 +209,8 @@ class TraceModule(lightning.LightningModule):
 
     def training_step(self, batch: Minibatch, batch_idx: int) -> Tensor:
         """Return the loss of one micro-batch, scaled so that the accumulated step is exact."""
+        if self._routers is not None:
+            self._routers.begin(self._recorded_experts(batch))
         logprobs = sampled_logprobs(self.policy, batch.token_ids_BT, batch.mask_BT)
         old = logprobs.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
         outputs = self.loss(
@@ -222,6 +233,12 @@ class TraceModule(lightning.LightningModule):
             "policy_loss": outputs.loss.detach(),
             "surprisal": -logprobs.detach().sum() / batch.num_loss_tokens,
         }
+        loss = outputs.loss
+        if self._routers is not None:
+            # The mean over micro-batches, each by its share of the step's tokens.
+            balance = self._routers.finish() * batch.mask_BT.sum() / batch.num_loss_tokens
+            metrics["expert_balance"] = balance.detach()
+            loss = loss + self.experts.balance_weight * balance
         # Each metric is this micro-batch's share of the step; the epoch mean times the number of
         # micro-batches is the mean over steps.
         for name, value in metrics.items():
@@ -233,10 +250,21 @@ class TraceModule(lightning.LightningModule):
                 batch_size=1,
                 sync_dist=True,
             )
-        self._guard.watch(outputs.loss, batch.rollout_ids)
+        self._guard.watch(loss, batch.rollout_ids)
         # Lightning divides by the micro-batches of a step; the loss is already normalised by all
         # tokens of the step, so undo that.
-        return outputs.loss * scale
+        return loss * scale
+
+    def _recorded_experts(self, batch: Minibatch) -> Tensor | None:
+        """Return the experts that the sampler chose for the tokens of a forward, if asked for."""
+        if not self.experts.replay or not batch.rollout_ids:
+            return None
+        if batch.experts_BTNK is None:
+            raise ConfigError(
+                "Expected the sampler's experts for model.experts.replay, got rollouts without. "
+                "Set data.engine.init_args.record_experts to true."
+            )
+        return batch.experts_BTNK[read_mask(batch.mask_BT)]
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: Minibatch) -> Tensor:

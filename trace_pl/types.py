@@ -122,6 +122,9 @@ class Rollout:
     """Text of the final answer, None when the policy gave none."""
     reward: float
     policy_version: int
+    experts: Tensor | None = None
+    """(T, N layers, K) int16, the experts that read each token when it was sampled from, -1 where
+    that is not known; None if the engine did not record them."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.kinds), len(self.logprobs)}

@@ -16,6 +16,7 @@ from torch.distributed.fsdp import (
 )
 from transformers import PreTrainedModel
 
+from trace_pl.experts import routers
 from trace_pl.scoring.packed_forward import FORWARD, read_rows
 
 
@@ -41,10 +42,9 @@ def shard_model(
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
 
     decoder, head = model.get_decoder(), model.get_output_embeddings()
+    for router in routers(model):
+        shard(router, torch.float32)
     for layer in decoder.layers:
-        router = getattr(layer.mlp, "gate", None)
-        if isinstance(router, nn.Module) and hasattr(router, "top_k"):
-            shard(router, torch.float32)
         shard(layer, compute_dtype)
     if head.weight is not decoder.embed_tokens.weight:
         shard(decoder.embed_tokens, compute_dtype)

@@ -1,0 +1,129 @@
+"""Mixtures of experts: how evenly routers send tokens, and sending them where the sampler did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from trace_pl.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Experts:
+    """What training does about the routers of a mixture.
+
+    Args:
+        balance_weight: Weight of the load-balancing loss (Switch Transformer, arXiv 2101.03961,
+            eq. 4 to 6); 0 only logs it. Reinforcement learning as a rule leaves it at 0.
+        replay: Sends each token to the experts that the sampler chose, where the engine recorded
+            them; the router's probabilities of these experts are still learned. A token near the
+            border between two experts is then the same function on both sides.
+
+    Raises:
+        ConfigError: if the weight is negative.
+    """
+
+    balance_weight: float = 0.0
+    replay: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.balance_weight >= 0.0:
+            raise ConfigError(
+                f"Expected model.experts.balance_weight of at least 0, got {self.balance_weight}."
+            )
+
+
+class RouterWatch:
+    """Looks at the routers of a model in each training forward.
+
+    Args:
+        model: A mixture of the Qwen3-MoE kind; a model without routers is left alone.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.routers = routers(model)
+        for number, router in enumerate(self.routers):
+            router.register_forward_hook(partial(self._after, number))
+        self._choices: Tensor | None = None
+        self._logits: list[Tensor] | None = None
+        self._counts_NE: Tensor | None = None
+
+    def begin(self, choices_LNK: Tensor | None = None) -> None:
+        """Watch the next forward.
+
+        Args:
+            choices_LNK: Experts to use for each of the L tokens it reads in each of N layers, -1
+                where the router decides; they hold until the next call, for layers that are
+                computed again in the backward pass.
+        """
+        self._choices = choices_LNK
+        self._logits = []
+
+    def finish(self) -> Tensor:
+        """Return the load-balancing loss of that forward, and count its tokens."""
+        logits, self._logits = self._logits, None
+        assert logits, "begin() and a forward come first"
+        first: Any = self.routers[0]
+        loss = load_balancing_loss_func(tuple(logits), first.num_experts, first.top_k)
+        assert isinstance(loss, Tensor)
+        return loss
+
+    def compute(self) -> dict[str, float]:
+        """Return how evenly experts were used since the last call, as means over layers.
+
+        ``max_load`` is the busiest expert's tokens over the mean, ``unused`` the share of experts
+        without any.
+        """
+        counts, self._counts_NE = self._counts_NE, None
+        if counts is None:
+            return {}
+        load = counts / counts.mean(dim=1, keepdim=True)
+        return {
+            "max_load": float(load.amax(dim=1).mean()),
+            "unused": float((counts == 0).float().mean()),
+        }
+
+    def _after(
+        self, number: int, router: nn.Module, inputs: object, outputs: tuple[Tensor, Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        logits_LE, scores_LK, experts_LK = outputs
+        if self._choices is not None:
+            scores_LK, experts_LK = _follow(router, self._choices[:, number], *outputs)
+        if self._logits is not None:
+            self._logits.append(logits_LE)
+            self._count(number, experts_LK, logits_LE.shape[-1])
+        return None if self._choices is None else (logits_LE, scores_LK, experts_LK)
+
+    def _count(self, number: int, experts_LK: Tensor, num_experts: int) -> None:
+        if self._counts_NE is None:
+            self._counts_NE = torch.zeros(len(self.routers), num_experts)
+        found = torch.bincount(experts_LK.reshape(-1), minlength=num_experts)
+        self._counts_NE[number] += found.cpu()
+
+
+def routers(model: PreTrainedModel) -> list[nn.Module]:
+    """Return the router of each layer that has one, in order."""
+    gates = (getattr(layer.mlp, "gate", None) for layer in model.get_decoder().layers)
+    return [gate for gate in gates if isinstance(gate, nn.Module) and hasattr(gate, "top_k")]
+
+
+def _follow(
+    router: Any,  # noqa: ANN401  (transformers' routers share no type)
+    choices_LK: Tensor,
+    logits_LE: Tensor,
+    scores_LK: Tensor,
+    experts_LK: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Return scores and experts with the given choices put in where they are known."""
+    is_known_L1 = choices_LK[:, :1] >= 0
+    chosen_LK = torch.where(is_known_L1, choices_LK.long(), experts_LK)
+    probabilities = logits_LE.float().softmax(-1).gather(1, chosen_LK)
+    if router.norm_topk_prob:
+        probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+    return torch.where(is_known_L1, probabilities.to(scores_LK.dtype), scores_LK), chosen_LK
