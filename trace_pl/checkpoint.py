@@ -5,17 +5,20 @@ A single process writes one file; a sharded run writes a folder, to which every 
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from trace_pl.errors import ConfigError
+from trace_pl.errors import CheckpointError, ConfigError
 
 _META = "meta.pt"  # of a folder: everything but tensors; Lightning's name
 _EXPECTED = ("model_name", "reference_name", "metrics")
@@ -81,6 +84,53 @@ def replace_folder(new: Path, path: Path) -> None:
         path.unlink(missing_ok=True)
     new.rename(path)
     shutil.rmtree(old, ignore_errors=True)
+
+
+class CheckpointFiles(TorchCheckpointIO):
+    """Writes the checkpoint of a single process straight to disk, and reads it without pickle.
+
+    Lightning's own makes two copies of the checkpoint in memory first, and reads whatever a file
+    names unless it is told otherwise.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: object = None
+    ) -> None:
+        """Write to a temporary name, then rename.
+
+        Raises:
+            CheckpointError: if that fails; what was there before is still there.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except (OSError, RuntimeError) as error:  # the second is what torch makes of a full disk
+            raise CheckpointError(
+                f"Expected to write a checkpoint to '{path}', got: {error}. Free some space and go "
+                "on from the one before with --ckpt_path last."
+            ) from error
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = "cpu",  # noqa: ANN401  (torch.load takes many kinds)
+        weights_only: bool | None = True,
+    ) -> dict[str, Any]:
+        """Read tensors and plain values; ``weights_only`` is always true.
+
+        Raises:
+            ConfigError: if the file is no checkpoint of this project.
+        """
+        return read_meta(Path(path))
 
 
 class SafeReader(FileSystemReader):

@@ -11,7 +11,9 @@ from typing import Any
 import lightning
 from jsonargparse import Namespace, auto_cli
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from trace_pl.checkpoint import CheckpointFiles
 from trace_pl.credit.assigner import CreditAssigner
 from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.datamodule import RolloutDataModule
@@ -69,8 +71,11 @@ class TraceCLI(LightningCLI):
             raise
 
     def before_fit(self) -> None:
-        """Check data, tools, model and engine before the Trainer creates anything."""
+        """Check data, tools, model and engine, and only then take a run folder."""
         self.datamodule.open()
+        if self.trainer.is_global_zero:
+            for logger in self.trainer.loggers:
+                claim_version(logger)
 
     before_validate = before_fit
     before_test = before_fit
@@ -79,6 +84,8 @@ class TraceCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> lightning.Trainer:
         """Build the Trainer; rollouts are collected anew for each epoch."""
         self.trainer_defaults.setdefault("reload_dataloaders_every_n_epochs", 1)
+        plugins = self._get(self.config_init, "trainer.plugins") or []
+        kwargs.setdefault("plugins", [*plugins, CheckpointFiles()])
         return super().instantiate_trainer(**kwargs)
 
 
@@ -100,6 +107,18 @@ def run_root(config: Namespace) -> Path | None:
     if settings is None or "save_dir" not in settings:
         return None
     return Path(settings["save_dir"]) / (settings.get("name") or "")
+
+
+def claim_version(logger: Logger) -> None:
+    """Make the folder of a run, and count on where another run was faster to take the number."""
+    if not isinstance(logger, TensorBoardLogger | CSVLogger) or not isinstance(logger.version, int):
+        return  # a version that has a name was asked for
+    while True:
+        try:
+            Path(logger.log_dir).mkdir(parents=True)
+            return
+        except FileExistsError:
+            logger._version = logger.version + 1
 
 
 def require_writable(folder: Path) -> None:

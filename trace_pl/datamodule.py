@@ -162,6 +162,10 @@ class RolloutDataModule(lightning.LightningDataModule):
             self._loop.engine.close()
             self._loop = None
 
+    def on_exception(self, exception: BaseException) -> None:
+        """Stop the engine of a run that failed or was interrupted."""
+        self.teardown("exception")
+
     # --- rollouts ---------------------------------------------------------------------------
 
     def pull_weights(self) -> None:

@@ -21,6 +21,10 @@ class RolloutError(TraceError, RuntimeError):
     """The engine or the agent loop could not produce usable rollouts."""
 
 
+class CheckpointError(TraceError, RuntimeError):
+    """A checkpoint could not be written; the one before is still there."""
+
+
 class WeightSyncError(RolloutError):
     """Engine and trainer disagree about the policy after a weight push."""
 
