@@ -70,7 +70,8 @@ class RouterWatch:
         logits, self._logits = self._logits, None
         assert logits, "begin() and a forward come first"
         first: Any = self.routers[0]
-        loss = load_balancing_loss_func(tuple(logits), first.num_experts, first.top_k)
+        gates: Any = tuple(logits)  # annotated as a tuple of one
+        loss = load_balancing_loss_func(gates, first.num_experts, first.top_k)
         assert isinstance(loss, Tensor)
         return loss
 
