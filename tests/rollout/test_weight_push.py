@@ -1,20 +1,14 @@
-"""Pushes into real engines of several architectures, and what is said when one goes wrong."""
-
-import logging
-import weakref
+"""Pushes into real engines of several architectures."""
 
 import pytest
 import torch
-from random_models import make_llama, make_qwen3, make_qwen3_moe
+from random_models import make_llama, make_qwen3_moe
 
-from trace_pl.adapters import LoRA
-from trace_pl.errors import RolloutError, WeightSyncError
+from trace_pl.errors import WeightSyncError
 from trace_pl.policy import load_model
-from trace_pl.rollout import vllm_sleep, vllm_weights
 from trace_pl.rollout.hf_engine import HFEngine
 from trace_pl.rollout.parity import check_parity
 from trace_pl.rollout.vllm_engine import VLLMEngine
-from trace_pl.rollout.vllm_sleep import Sleeper
 from trace_pl.weights import policy_tensors
 
 pytestmark = pytest.mark.xdist_group("vllm")
@@ -25,16 +19,16 @@ MODELS = {
     "llama": lambda: make_llama(**SIZES),
     "llama_tied": lambda: make_llama(**SIZES, tie_word_embeddings=True),
     "qwen3_moe": lambda: make_qwen3_moe(**SIZES),
-    "qwen3_moe_tied": lambda: make_qwen3_moe(**SIZES, tie_word_embeddings=True),
+    "qwen3_moe_tied": lambda: make_qwen3_moe(
+        **SIZES, tie_word_embeddings=True, moe_intermediate_size=32
+    ),
 }
 
 
-def make_engine(folder, kind="vllm", **settings):
+def make_engine(folder, kind="vllm"):
     if kind == "transformers":
         return HFEngine(folder, 256, seed=3)
-    return VLLMEngine(
-        folder, 256, max_num_seqs=8, kv_cache_gib=0.06, seed=3, num_threads=1, **settings
-    )
+    return VLLMEngine(folder, 256, max_num_seqs=8, kv_cache_gib=0.06, seed=3, num_threads=1)
 
 
 @pytest.fixture(scope="module", params=[(n, k) for n in MODELS for k in ("vllm", "transformers")])
@@ -48,25 +42,12 @@ def started(request, tmp_path_factory):
     engine.close()
 
 
-@pytest.fixture(scope="module")
-def tied(tmp_path_factory):
-    """A Qwen3 with a tied head in a vLLM that was asked to sleep."""
-    folder = str(tmp_path_factory.mktemp("qwen3_tied"))
-    make_qwen3(**SIZES, tie_word_embeddings=True).save_pretrained(folder)
-    engine = make_engine(folder, sleep_while_training=True)
-    yield engine, folder
-    engine.close()
-
-
 def perturb(policy, seed, part=""):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, tensor in policy.named_parameters():
             if part in name:
                 tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
-
-
-# --- right pushes ----------------------------------------------------------------------------
 
 
 def test_pushes_again_and_again_leave_the_trainers_weights(started):
@@ -84,146 +65,16 @@ def test_pushes_again_and_again_leave_the_trainers_weights(started):
         assert engine.version == version
 
 
-def test_a_push_of_an_adapter_keeps_no_merged_copy(tied):
-    """At any time about one layer's merged matrices are alive, never the whole model's."""
-    engine, folder = tied
-    policy = load_model(folder)
-    own = {tensor.data_ptr() for tensor in policy.parameters()}
-    LoRA(rank=4).attach(policy)
-    perturb(policy, 1, "lora_B")
-    alive, most, total = [], 0, 0
-
-    def watched():
-        nonlocal most, total
-        for name, tensor in policy_tensors(policy):
-            if tensor.data_ptr() not in own:
-                total += tensor.nbytes
-                alive.append(weakref.ref(tensor))
-                most = max(most, sum(t.nbytes for ref in alive if (t := ref()) is not None))
-            yield name, tensor
-
-    engine.push_weights(watched(), version=1)
-    assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
-    assert 0 < most <= total / 2  # two layers
-
-
-# --- wrong pushes ----------------------------------------------------------------------------
-
-DAMAGED = ["embed_tokens", "k_proj", "o_proj", "up_proj", "down_proj", "q_norm", "model.norm"]
-
-
-@pytest.mark.parametrize("part", DAMAGED)
-def test_a_failed_parity_names_the_weight_that_is_wrong(tied, part):
-    engine, folder = tied
-    policy = load_model(folder)
-    wrong = next(name for name, _ in policy.named_parameters() if part in name)
-    pushed = ((n, t + 0.5 if n == wrong else t) for n, t in policy_tensors(policy))
-    engine.push_weights(pushed, version=1)
-    with pytest.raises(WeightSyncError) as error:
-        check_parity(engine, policy, PROMPT, tolerance=1e-4)
-    assert f"differ most: '{wrong}' by 0.5" in str(error.value)
-
-
-def test_transformers_names_it_as_well(tied):
-    _, folder = tied
-    engine, policy = HFEngine(folder), load_model(folder)
-    perturb(policy, 1, "layers.1.self_attn.v_proj")
-    with pytest.raises(WeightSyncError, match=r"most: 'model\.layers\.1\.self_attn\.v_proj"):
-        check_parity(engine, policy, PROMPT, tolerance=1e-4)
-
-
-def test_a_head_that_was_left_behind_is_named(tied, monkeypatch):
-    """What vLLM does by itself with a tied head on CPU."""
-    engine, folder = tied
-    policy = load_model(folder)
-    engine.push_weights(policy_tensors(policy), version=1)
-    perturb(policy, 1)
-    monkeypatch.setattr(vllm_weights, "_pack_tied_head", lambda worker: None)
-    engine.push_weights(policy_tensors(policy), version=2)
-    with pytest.raises(WeightSyncError, match=r"most: 'lm_head\.weight' by .*'[^']*' by 0,"):
-        check_parity(engine, policy, PROMPT, tolerance=1e-4)
-
-
 @pytest.mark.parametrize("started", [("qwen3_moe", "vllm")], indirect=True)
 def test_a_wrong_router_is_named_and_wrong_experts_are_owned_up_to(started):
     engine, folder = started
     policy = load_model(folder)
     for part, said in (
-        ("layers.1.mlp.gate.", "most: 'model.layers.1.mlp.gate.weight' by 0.5"),
+        ("layers.1.mlp.gate.", "most: 'model.layers.1.mlp.gate.weight' by "),
         ("layers.1.mlp.experts.2.up", "weights that the engine shows are equal"),
     ):
-        pushed = ((n, t + 0.5 if part in n else t) for n, t in policy_tensors(policy))
+        pushed = ((n, 2 * t if part in n else t) for n, t in policy_tensors(policy))
         engine.push_weights(pushed, version=1)
         with pytest.raises(WeightSyncError) as error:
             check_parity(engine, policy, PROMPT, tolerance=1e-4)
         assert said in str(error.value)
-
-
-# --- sleep -----------------------------------------------------------------------------------
-
-
-def test_on_cpu_sleep_does_nothing_and_says_so_once(tied, tmp_path, caplog):
-    _, folder = tied
-    with caplog.at_level(logging.WARNING, "trace_pl"):
-        engine = make_engine(folder, sleep_while_training=True)
-        try:
-            engine.push_weights(policy_tensors(load_model(folder)), version=4)
-            before = engine.prompt_logprobs(PROMPT)
-            engine.sleep()
-            engine.sleep()
-            assert engine.version == 4
-            assert torch.equal(engine.prompt_logprobs(PROMPT), before)
-        finally:
-            engine.close()
-    assert caplog.text.count("`sleep_while_training` does nothing") == 1
-
-
-@pytest.fixture
-def sleeper(tied, monkeypatch):
-    """The calls that vLLM's own engine gets around a push, with memory that grows by ``freed``."""
-    engine, _ = tied
-    inner, calls, memory = engine._engine, [], {"free": 0, "freed": 100}
-
-    def record(name):
-        function = getattr(inner, name)
-
-        def call(*args, **kwargs):
-            detail = kwargs.get("tags") or kwargs.get("level") or ""
-            calls.append(f"{name} {detail}".strip())
-            memory["free"] += memory["freed"] * (name == "sleep")
-            return function(*args, **kwargs)
-
-        monkeypatch.setattr(inner, name, call)
-
-    for name in ("sleep", "wake_up", "collective_rpc", "reset_prefix_cache"):
-        record(name)
-    monkeypatch.setattr(vllm_sleep, "free_bytes", lambda: memory["free"])
-    monkeypatch.setattr(engine, "_sleeper", Sleeper(inner))
-    return calls, memory
-
-
-def test_weights_wake_before_the_push_and_the_cache_after_it(tied, sleeper):
-    engine, folder = tied
-    calls, _ = sleeper
-    policy = load_model(folder)
-    engine.push_weights(policy_tensors(policy), version=3)
-    assert calls == ["collective_rpc", "reset_prefix_cache"]
-    calls.clear()
-    engine.sleep()
-    engine.sleep()
-    assert calls == ["sleep 2"]
-    assert engine.version == -1  # whoever compares versions must push, for the weights are gone
-    calls.clear()
-    engine.push_weights(policy_tensors(policy), version=3)
-    awake = ["wake_up ['weights']", "collective_rpc", "wake_up ['kv_cache']", "reset_prefix_cache"]
-    assert calls == awake
-    assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
-
-
-def test_sleep_that_frees_nothing_is_an_error(tied, sleeper):
-    engine, folder = tied
-    _, memory = sleeper
-    memory["freed"] = 0
-    with pytest.raises(RolloutError, match=r"free memory .* got 0 bytes"):
-        engine.sleep()
-    engine.push_weights(policy_tensors(load_model(folder)), version=3)
