@@ -1,8 +1,11 @@
 """Pushes into real engines of several architectures."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from random_models import make_llama, make_qwen3_moe
+from safetensors.torch import load_file, save_file
 
 from trace_pl.errors import WeightSyncError
 from trace_pl.policy import load_model
@@ -18,6 +21,7 @@ SIZES = {"hidden_size": 64, "head_dim": 32, "max_position_embeddings": 512}
 MODELS = {
     "llama": lambda: make_llama(**SIZES),
     "llama_tied": lambda: make_llama(**SIZES, tie_word_embeddings=True),
+    "llama_tied_twice": lambda: make_llama(**SIZES, tie_word_embeddings=True),
     "qwen3_moe": lambda: make_qwen3_moe(**SIZES),
     "qwen3_moe_tied": lambda: make_qwen3_moe(
         **SIZES, tie_word_embeddings=True, moe_intermediate_size=32
@@ -31,12 +35,18 @@ def make_engine(folder, kind="vllm"):
     return VLLMEngine(folder, 256, max_num_seqs=8, kv_cache_gib=0.06, seed=3, num_threads=1)
 
 
-@pytest.fixture(scope="module", params=[(n, k) for n in MODELS for k in ("vllm", "transformers")])
+@pytest.fixture(
+    scope="module", params=[*((name, "vllm") for name in MODELS), ("qwen3_moe", "transformers")]
+)
 def started(request, tmp_path_factory):
-    """An engine of each kind with each model, and the model's folder."""
+    """A vLLM with each model, transformers with experts; and the model's folder."""
     name, kind = request.param
     folder = str(tmp_path_factory.mktemp(name))
     MODELS[name]().save_pretrained(folder)
+    if name == "llama_tied_twice":  # the head is in the file as well, as some tools write it
+        path = Path(folder) / "model.safetensors"
+        weights = load_file(path)
+        save_file({**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}, path)
     engine = make_engine(folder, kind)
     yield engine, folder
     engine.close()

@@ -100,7 +100,10 @@ def _pack(module: Any) -> None:  # noqa: ANN401
 
 
 def _is_tied(model: Model) -> bool:
-    return bool(getattr(model.config, "tie_word_embeddings", False))
+    """Return whether the head is the embedding; vLLM may decide otherwise than the config says."""
+    head = getattr(getattr(model, "lm_head", None), "weight", None)
+    named = model.named_parameters(remove_duplicate=False)
+    return any(tensor is head for name, tensor in named if name != "lm_head.weight")
 
 
 @torch.no_grad()
