@@ -163,6 +163,29 @@ trajectories per second as with a barrier after every turn (goal 1.5), and
 """
 
 
+def push_section(found: dict[str, Any]) -> str:
+    """Return the words and numbers of weight_push.py."""
+    rows = [
+        [
+            f"{case['parameters']:,}", case["model_mib"], case["ratio"], case["ratio_to_reload"],
+            case["push_mib_above"], case["copied_push_mib_above"], f"{case['parity_nats']:.0e}",
+        ]
+        for case in (found["wide"], found["tiny"])
+    ]  # fmt: skip
+    head = [
+        "parameters", "MiB", "times faster than saving and reloading", "than reloading alone",
+        "peak MiB above the resting level", "after copying all", "parity, nats",
+    ]  # fmt: skip
+    return f"""## A weight push into vLLM
+
+    python benchmarks/weight_push.py
+
+As tensors, one by one, against `save_pretrained` and vLLM's own reload of the file; goal: 5 times
+faster. Float32 on one thread, a random Qwen3 and the built-in base.
+
+{table(head, rows)}"""
+
+
 def trl_section(found: dict[str, Any]) -> str:
     """Return the words and numbers of rl_step.py."""
     rows = [
@@ -209,6 +232,7 @@ def main() -> None:
         share_section(run("scoring_share.py"), run("scoring_share.py", "--hops", "4")),
     ]
     sections.append(loop_section(run("agent_loop.py")))
+    sections.append(push_section(run("weight_push.py")))
     if importlib.util.find_spec("trl"):
         sections.append(trl_section(run("rl_step.py")))
     write_atomically(DOCS / "performance.md", "\n".join(sections))

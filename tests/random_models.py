@@ -31,14 +31,14 @@ def make_qwen3(**changes):
     return Qwen3ForCausalLM(Qwen3Config(**{**SIZES, **changes})).eval()
 
 
-def make_llama():
+def make_llama(**changes):
     torch.manual_seed(0)
-    return LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).eval()
 
 
-def make_qwen3_moe():
+def make_qwen3_moe(**changes):
     torch.manual_seed(0)
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
     # Grouped products do not know float64.
     sizes["experts_implementation"] = "eager"
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **sizes)).eval()
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SIZES, **sizes, **changes})).eval()

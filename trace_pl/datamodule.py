@@ -198,7 +198,9 @@ class RolloutDataModule(lightning.LightningDataModule):
                 bar.set_postfix(tokens=tokens, turns=turns, refresh=False)
                 bar.update(finished - bar.n)
 
-            return self.loop.collect(questions, group_size, progress=show)
+            groups = self.loop.collect(questions, group_size, progress=show)
+        self.loop.engine.sleep()
+        return groups
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Collect this epoch's rollouts and return its minibatches.

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from trace_pl.adapters import LoRA, adapter_off, merged_tensors
+from trace_pl.adapters import LoRA, adapter_off
 from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import ConfigError
@@ -41,6 +41,7 @@ from trace_pl.policy import (
 )
 from trace_pl.step_guard import StepGuard
 from trace_pl.types import RolloutGroup
+from trace_pl.weights import policy_tensors
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -158,7 +159,7 @@ class TraceModule(lightning.LightningModule):
 
     def policy_tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the policy's weights under their checkpoint names, for a weight push."""
-        return merged_tensors(self.policy)
+        return policy_tensors(self.policy)
 
     def transfer_batch_to_device(
         self, batch: Minibatch | list[RolloutGroup], device: torch.device, dataloader_idx: int

@@ -85,6 +85,14 @@ class AutoEngine(RolloutEngine):
         """Copy new weights in."""
         self.engine.push_weights(named_tensors, version)
 
+    def weight_differences(self, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+        """Compare the engine's weights to those it should have."""
+        return self.engine.weight_differences(named_tensors)
+
+    def sleep(self) -> None:
+        """Give the device's memory to the trainer until the next push."""
+        self.engine.sleep()
+
     def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:
         """Return the log-prob of each token given those before it."""
         return self.engine.prompt_logprobs(token_ids)

@@ -101,11 +101,31 @@ class RolloutEngine(ABC):
         """Copy new weights in, and forget everything computed with the old ones.
 
         Args:
-            named_tensors: parameters by their names in a saved checkpoint; a tied head is left out.
+            named_tensors: parameters by their names in a saved checkpoint, read once and to the
+                end; those of a layer come in one run, and a tied head is left out.
             version: policy version of these weights.
 
         Raises:
             RolloutError: if requests are unfinished, or the weights are of another model.
+        """
+
+    def weight_differences(self, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+        """Compare what the engine computes with to the weights it should have.
+
+        Args:
+            named_tensors: as in :meth:`push_weights`.
+
+        Returns:
+            The largest absolute difference of each weight that the engine can show; none if it can
+            show nothing.
+        """
+        return {}
+
+    def sleep(self) -> None:  # noqa: B027  (an engine may have nothing to give)
+        """Give the device's memory to the trainer until the next push.
+
+        An engine that does so sets its version to -1, for its weights may be gone: it samples again
+        only after a push.
         """
 
     @abstractmethod

@@ -18,6 +18,7 @@ from trace_pl.rollout.engine import (
     SamplingSettings,
     stream_seed,
 )
+from trace_pl.weights import model_tensors
 
 
 class HFEngine(RolloutEngine):
@@ -113,7 +114,7 @@ class HFEngine(RolloutEngine):
         """
         self.require_idle()
         missing = dict(self._model.named_parameters())  # a tied head is named once
-        for name, tensor in named_tensors:
+        for name, tensor in model_tensors(self._model, named_tensors):
             target = missing.pop(name, None)
             if target is None or target.shape != tensor.shape:
                 raise RolloutError(
@@ -127,6 +128,15 @@ class HFEngine(RolloutEngine):
                 "Give engine and policy the same model."
             )
         self.version = version
+
+    @torch.no_grad()
+    def weight_differences(self, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+        """Compare each of the model's parameters; see ``RolloutEngine.weight_differences``."""
+        held = dict(self._model.named_parameters())
+        return {
+            name: float((held[name] - tensor.to(held[name])).abs().max())
+            for name, tensor in model_tensors(self._model, named_tensors)
+        }
 
     @torch.no_grad()
     def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:

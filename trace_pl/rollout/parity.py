@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from trace_pl.errors import WeightSyncError
 from trace_pl.policy import sampled_logprobs
 from trace_pl.rollout.engine import RolloutEngine
+from trace_pl.weights import policy_tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,30 @@ def check_parity(
         raise WeightSyncError(
             f"Expected log-probs of engine and trainer within {tolerance:g} nats after pushing "
             f"policy version {engine.version}, got a difference of {difference:g} on "
-            f"{len(found)} tokens. The engine does not hold the trainer's weights or computes in "
-            "another precision: use the same dtype on both sides, raise `data.parity_tolerance` "
-            "if half precision explains it, or use another engine for this architecture."
+            f"{len(found)} tokens. {_compare(engine, policy_model)} Use the same dtype on both "
+            "sides, raise `data.parity_tolerance` if half precision explains it, or use another "
+            "engine for this architecture."
         )
     return ParityReport(difference)
+
+
+def _compare(engine: RolloutEngine, policy_model: PreTrainedModel) -> str:
+    """Say in which weights engine and trainer differ most."""
+    if any(isinstance(parameter, DTensor) for parameter in policy_model.parameters()):
+        # Gathering takes all ranks, and this one may be the only one that failed.
+        return "The policy is sharded, so single weights were not compared."
+    differences = engine.weight_differences(policy_tensors(policy_model))
+    if not differences:
+        return "The engine shows no weights to compare."
+    worst = sorted(differences, key=lambda name: -_size(differences[name]))[:3]
+    if _size(differences[worst[0]]) == 0.0:
+        return (
+            f"The {len(differences)} weights that the engine shows are equal, so another one is "
+            "not, or it computes otherwise."
+        )
+    listed = ", ".join(f"'{name}' by {differences[name]:g}" for name in worst)
+    return f"The weights that differ most: {listed}."
+
+
+def _size(difference: float) -> float:
+    return math.inf if math.isnan(difference) else difference

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +23,11 @@ from trace_pl.rollout.engine import (
     stream_seed,
 )
 from trace_pl.rollout.host_process import guest_compute, kept_state, quiet_output
-from trace_pl.rollout.vllm_setup import import_vllm, rebuild_tied_head, start_vllm
+from trace_pl.rollout.vllm_setup import import_vllm, start_vllm
+from trace_pl.rollout.vllm_sleep import Sleeper
+from trace_pl.rollout.vllm_weights import load_weights, weight_differences
+
+logger = logging.getLogger(__name__)
 
 # Asked before this module sets its own default.
 _USER_WANTS_LOGS = "VLLM_LOGGING_LEVEL" in os.environ
@@ -50,6 +56,8 @@ class VLLMEngine(RolloutEngine):
         num_threads: CPU threads of the engine; None takes as many as torch has. For a tiny model,
             two save a quarter of the time on an idle machine and cost many times as much on a busy
             one, where they wait for each other after every operation.
+        sleep_while_training: whether vLLM frees its GPU memory after each rollout phase and takes
+            it back for the next push. Untried on a GPU; on CPU it does nothing and says so.
 
     Raises:
         ConfigError: if vLLM is not installed, or model and cache do not fit.
@@ -67,6 +75,7 @@ class VLLMEngine(RolloutEngine):
         dtype: Literal["float32", "bfloat16", "auto"] = "float32",
         seed: int | None = None,
         num_threads: int | None = None,
+        sleep_while_training: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.settings = SamplingSettings(
@@ -90,8 +99,12 @@ class VLLMEngine(RolloutEngine):
                 max_num_seqs=max_num_seqs,
                 gpu_memory_utilization=gpu_memory_utilization,
                 use_tqdm_on_load=not is_quiet,
+                enable_sleep_mode=sleep_while_training and not self._is_cpu,
             )
         self._owns_group = torch.distributed.is_initialized() and not had_group
+        self._sleeper = Sleeper(self._engine) if sleep_while_training and not self._is_cpu else None
+        if sleep_while_training and self._is_cpu:
+            logger.warning("vLLM can not sleep on CPU: `sleep_while_training` does nothing.")
 
     # --- sampling ---------------------------------------------------------------------------
 
@@ -139,15 +152,31 @@ class VLLMEngine(RolloutEngine):
             RolloutError: if requests are unfinished, for they would mix two policies.
         """
         self.require_idle()
-        tensors = [(name, tensor.detach()) for name, tensor in named_tensors]
+        awake = self._sleeper.awake() if self._sleeper is not None else nullcontext()
         with guest_compute(self._num_threads, self._is_cpu):
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": tensors})
-            if self._is_cpu:
-                self._engine.collective_rpc(rebuild_tied_head)
+            with awake:
+                self._engine.collective_rpc(load_weights, args=(named_tensors,))
             is_reset = self._engine.reset_prefix_cache()
         if not is_reset:
             raise RolloutError("Expected vLLM to drop its cached prefixes, got a refusal.")
         self.version = version
+
+    def sleep(self) -> None:
+        """Free weights and cache until the next push, if ``sleep_while_training``.
+
+        Raises:
+            RolloutError: if requests are unfinished, or that frees no memory.
+        """
+        if self._sleeper is not None:
+            self.require_idle()
+            self._sleeper.sleep()
+            self.version = -1  # no weights: the next phase must push, whatever their version
+
+    def weight_differences(self, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
+        """Compare weights to what vLLM computes with; packed experts can not be read."""
+        found: dict[str, float]
+        (found,) = self._engine.collective_rpc(weight_differences, args=(named_tensors,))
+        return found
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:
         """Return the log-prob of each token given those before it, at temperature 1.

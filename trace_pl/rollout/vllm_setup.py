@@ -101,17 +101,6 @@ def register_model_class(vllm: ModuleType, path: str) -> None:
             vllm.ModelRegistry.register_model(architecture, known.load_model_cls())
 
 
-def rebuild_tied_head(worker: Any) -> None:  # noqa: ANN401  (vLLM is not imported here)
-    """Pack the head of a model anew from the embedding it is tied to.
-
-    vLLM's CPU kernels keep a packed copy of the head, and a reload refreshes only the embedding:
-    without this the engine would sample with the first head for ever.
-    """
-    model = worker.get_model()
-    if getattr(model.config, "tie_word_embeddings", False):
-        model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
-
-
 def require_memory(kv_cache_gib: float) -> None:
     """Check that the cache fits into main memory.
 

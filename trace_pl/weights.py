@@ -1,0 +1,79 @@
+"""A policy's weights as an engine takes them: whole, merged, under checkpoint names, one by one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import (
+    WeightConverter,
+    WeightRenaming,
+    WeightTransform,
+    rename_source_key,
+    revert_weight_conversion,
+)
+
+from trace_pl.adapters import merged_tensors
+from trace_pl.distributed.gather import full_tensors
+
+Named = Iterable[tuple[str, Tensor]]
+
+
+def policy_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a policy for a push.
+
+    Adapters are merged, sharded parameters gathered and packed experts taken apart, one layer at a
+    time, so no second copy of the model is made. All ranks of a sharded policy must read it to its
+    end.
+    """
+    return checkpoint_tensors(model, full_tensors(merged_tensors(model)))
+
+
+@torch.no_grad()
+def checkpoint_tensors(model: PreTrainedModel, named: Named) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors as ``save_pretrained`` writes them, one layer of the model at a time.
+
+    Transformers holds the experts of a layer in one tensor; a checkpoint has one for each.
+
+    Args:
+        model: the model whose parameters they are.
+        named: tensors under the model's own names, those of a layer in one run.
+    """
+    for _, layer in groupby(named, _layer):
+        yield from revert_weight_conversion(model, dict(layer)).items()
+
+
+@torch.no_grad()
+def model_tensors(model: PreTrainedModel, named: Named) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors as the model holds them; undoes :func:`checkpoint_tensors`.
+
+    Args:
+        model: a model that came from ``from_pretrained``.
+        named: tensors under checkpoint names, those of a layer in one run.
+    """
+    conversions: Sequence[WeightTransform] = model._weight_conversions  # type: ignore[assignment]
+    renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
+    by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
+    for _, layer in groupby(named, _layer):
+        packed: dict[str, WeightConverter] = {}
+        for name, tensor in layer:
+            target, pattern = rename_source_key(name, renamings, converters)
+            if pattern is None:
+                yield target, tensor
+                continue
+            converter = packed.setdefault(target, deepcopy(by_pattern[pattern]))
+            converter.add_tensor(target, name, pattern, tensor)  # type: ignore[arg-type]
+        for target, converter in packed.items():
+            yield from converter.convert(target, model=model, config=model.config).items()
+
+
+def _layer(item: tuple[str, Tensor]) -> str:
+    """Return the name up to the first number, which is that of the layer, or all of it."""
+    found = re.match(r".*?\.\d+\.", item[0])
+    return found[0] if found else item[0]
