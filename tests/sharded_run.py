@@ -60,6 +60,7 @@ class Watch(Callback):
         self.losses = []
         self.norms = []
         self.scores = []
+        self.pushed = {}
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.losses.append(float(trainer.callback_metrics["loss/surprisal"]))
@@ -75,6 +76,7 @@ class Watch(Callback):
         with pl_module.reading_reference() as reference:
             scores = BranchedScorer(reference, token_budget=40).score(requests)
         self.scores = [score.tolist() for score in scores]
+        self.pushed = {name: float(t.abs().sum()) for name, t in pl_module.policy_tensors()}
 
 
 BRANCHES = (Branch((5, 6), (7, 8, 9)), Branch((5, 6), (11,)))
@@ -116,6 +118,7 @@ def run(
             "losses": watch.losses,
             "norms": watch.norms,
             "scores": watch.scores,
+            "pushed": watch.pushed,
             "steps": trainer.global_step,
         }
     return None

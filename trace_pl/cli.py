@@ -17,6 +17,7 @@ from trace_pl.checkpoint import CheckpointFiles
 from trace_pl.credit.assigner import CreditAssigner
 from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.datamodule import RolloutDataModule
+from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import ConfigError, TraceError
 from trace_pl.module import TraceModule
 
@@ -72,6 +73,8 @@ class TraceCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check data, tools, model and engine, and only then take a run folder."""
+        if isinstance(self.trainer.strategy, ShardedStrategy):
+            self.trainer.strategy.mesh_shape()
         self.datamodule.open()
         if self.trainer.is_global_zero:
             for logger in self.trainer.loggers:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from random_models import make_qwen3, make_qwen3_moe
+from safetensors import safe_open
 from sharded_run import run
 
 from trace_pl.checkpoint import SafeReader, read_checkpoint
@@ -92,6 +93,14 @@ def test_two_ranks_with_ragged_work_learn_and_score_what_one_does(alone, two, mo
     mine = one["scores"][:5] + one["scores"][7:]  # of the first and the third group
     assert torch.tensor(found["scores"]).shape == torch.tensor(mine).shape
     assert (torch.tensor(found["scores"]) - torch.tensor(mine)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_a_sharded_policy_is_pushed_whole_under_the_names_of_its_files(alone, two, models, model):
+    pushed, expected = two[0][f"{model}-fsdp"]["pushed"], alone[model]["pushed"]
+    with safe_open(Path(models[model]) / "model.safetensors", "pt") as file:
+        assert set(pushed) == set(file.keys())
+    assert pushed == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_run_goes_on_with_any_number_of_ranks(alone, two, models, tmp_path):

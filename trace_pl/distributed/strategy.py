@@ -64,7 +64,13 @@ class ShardedStrategy(ModelParallelStrategy):
         self.reference_on_cpu = reference_on_cpu
 
     def setup_environment(self) -> None:
-        """Join the process group and lay out replicas and shards.
+        """Join the process group and lay out replicas and shards."""
+        # Lightning's names for the two dimensions; here they are replicas and shards.
+        self._data_parallel_size, self._tensor_parallel_size = self.mesh_shape()
+        super().setup_environment()
+
+    def mesh_shape(self) -> tuple[int, int]:
+        """Return the numbers of replicas, and of ranks that share each.
 
         Raises:
             ConfigError: if the ranks can not be divided into groups of ``shard_size``.
@@ -76,9 +82,7 @@ class ShardedStrategy(ModelParallelStrategy):
                 f"Expected a number of ranks that trainer.strategy.shard_size ({size}) divides, "
                 f"got {world_size} (trainer.devices x trainer.num_nodes). Change one of them."
             )
-        # Lightning's names for the two dimensions; here they are replicas and shards.
-        self._data_parallel_size, self._tensor_parallel_size = world_size // size, size
-        super().setup_environment()
+        return world_size // size, size
 
     @property
     def mesh(self) -> DeviceMesh:
