@@ -2,7 +2,8 @@
 
 Each model runs in a process of its own with a real vLLM; before every push all weights change, and
 after it log-probs of a fixed prompt are compared on both sides. The peak of a push is how much the
-resident set grows over what it was before. The disk is this machine's temporary folder.
+resident set grows over what it was before. Files lie in the temporary folder and are not flushed,
+so a slow disk may not show; packing for the CPU's kernels takes most of a push.
 
     python benchmarks/weight_push.py --layers 12 --width 768 --vocab 32768
 """

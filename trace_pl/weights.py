@@ -44,6 +44,9 @@ def checkpoint_tensors(model: PreTrainedModel, named: Named) -> Iterator[tuple[s
         model: the model whose parameters they are.
         named: tensors under the model's own names, those of a layer in one run.
     """
+    if not getattr(model, "_weight_conversions", [None]):
+        yield from named  # the model was loaded and nothing in it is packed or renamed
+        return
     for _, layer in groupby(named, _layer):
         yield from revert_weight_conversion(model, dict(layer)).items()
 

@@ -96,6 +96,7 @@ def _load_dense(model: Model, named_tensors: Iterable[tuple[str, Tensor]]) -> No
 
 
 def _pack(module: Any) -> None:  # noqa: ANN401
+    module.cpu_linear = None  # frees the old packed copy before there is a new one
     module.quant_method.process_weights_after_loading(module)
 
 
