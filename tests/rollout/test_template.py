@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scripted import SCHEMA
 
 from trace_pl.errors import ConfigError, CreditError
+from trace_pl.policy import BUILT_IN_BASE, load_tokenizer
 from trace_pl.rollout.template import ChatTemplate
 
 TOKENIZER = make_tokenizer()
@@ -141,6 +142,20 @@ def test_a_template_that_knows_no_thinking_gets_none():
 def test_a_template_that_can_not_carry_tool_turns_is_refused(old, new, message):
     with pytest.raises(ConfigError, match=message):
         ChatTemplate(changed(old, new), [SCHEMA])
+
+
+def test_the_built_in_model_reads_results_apart_from_the_text_around_them():
+    """It was taught so, and is lost where a result's full stop and the newline are one token."""
+    template = ChatTemplate(load_tokenizer(BUILT_IN_BASE), [SCHEMA])
+    found = template.observation_open + template.observation_ids("Arden is a town.")
+    found += template.observation_close
+    assert found == [
+        id_
+        for text in ("\n<|im_start|>user\n<tool_response>\n", "Arden is a town.",
+                     "\n</tool_response><|im_end|>\n")
+        for id_ in template.encode_markup(text)
+    ]  # fmt: skip
+    assert found != template.encode_markup(template.decode(found))
 
 
 def test_a_tokenizer_without_a_template_is_refused():

@@ -64,6 +64,7 @@ class ChatTemplate:
         self._tools: list[dict[Any, Any] | Callable[..., Any]] | None = list(tools) or None
         self._tool_names = [str(tool.get("function", tool).get("name")) for tool in tools]
         self._encoder = TextEncoder(tokenizer)
+        self.slots_apart = self._encoder.slots_apart
         self._prompts: dict[str, Slot] = {}
         self._tool_prompt = ""
         self._describe_tools(tool_prompt)
@@ -99,7 +100,8 @@ class ChatTemplate:
     def observation_ids(self, text: str) -> list[int]:
         """Return a tool's text as tokens, none of which is markup.
 
-        The text around it up to the nearest markup belongs to them, for tokens may reach across.
+        The text around it up to the nearest markup belongs to them, for tokens may reach across;
+        see ``Slot``.
         """
         return self._observation.fill(_quoted(text) if self._is_quoted else text)
 

@@ -68,6 +68,8 @@ def _compare(template: ChatTemplate, has_thinking: bool) -> None:
     built += template.generation_header
     own = template.rendered(_dialogue(template, has_thinking), generate=True)
     expected = template.encode_markup(own)
+    if template.slots_apart:  # taught with other tokens at the edges, but with the same text
+        built = template.encode_markup(template.decode(built))
     if built != expected:
         raise _difference(template, expected, built)
 

@@ -94,11 +94,10 @@ class ToolRunner:
 
     def cancel(self, keys: Iterable[str]) -> None:
         """Forget calls: what has not begun is not run, what comes back late is dropped."""
-        for key in keys:
-            attempt = self._pending.pop(key, None)
-            if attempt is None:
-                continue
+        attempts = [self._pending.pop(key) for key in keys if key in self._pending]
+        for attempt in attempts:
             attempt.is_cancelled = True
+        for attempt in attempts:
             if attempt.started is not None and not attempt.is_done:
                 self._abandon(attempt)
 
