@@ -91,12 +91,12 @@ class RolloutBuffer(IterableDataset[Minibatch]):
     """One epoch of experience, sized before credit exists and read only after it was assigned."""
 
     def __init__(self, groups: Sequence[RolloutGroup], plan: BatchPlan, epoch: int = 0) -> None:
-        """Hold finished groups.
+        """Hold finished groups; one whose rollouts were all lost says nothing and is left out.
 
         Raises:
             RolloutError: if no group holds a rollout.
         """
-        self.groups = tuple(groups)
+        self.groups = tuple(group for group in groups if group.rollouts)
         self.plan = plan
         self.epoch = epoch
         self.rollouts: tuple[Rollout, ...] = tuple(r for g in groups for r in g.rollouts)

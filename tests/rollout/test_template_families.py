@@ -5,7 +5,7 @@ import re
 
 import pytest
 from families import NAMES, family
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import SCHEMA
 
@@ -27,6 +27,7 @@ def rendered_ids(name, messages, generate=True):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@settings(deadline=None, max_examples=50)
 @given(results=st.lists(st.lists(PARTS).map("".join), min_size=3, max_size=3))
 def test_what_is_appended_has_the_tokens_of_a_full_render(name, results):
     template = TEMPLATES[name]
