@@ -21,7 +21,6 @@ from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
 from trace_pl.rollout import agent
 from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward, Toolbox, ToolSession
 from trace_pl.rollout.phase import RolloutPhase
-from trace_pl.rollout.protocols import Progress
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.rollout.vllm_engine import VLLMEngine
 from trace_pl.search.formats import HermesFormat
@@ -61,17 +60,18 @@ class SlowSession:
 class BarrierPhase(RolloutPhase):
     """Samples all responses, then waits for all tools, and so on."""
 
-    def run(self, progress: Progress | None) -> None:
-        """Work until every rollout has ended."""
-        while self._generating or self._acting:
-            while self._generating:
-                for completion in self.engine.step():
-                    self._on_completion(completion)
-            outcomes = []
-            while len(outcomes) < len(self._acting):
-                outcomes += self.runner.poll(0.05)
-            for outcome in outcomes:
-                self._on_tool(outcome)
+    def advance(self) -> list[tuple[int, Rollout]]:
+        """Sample every response that is due, then take in every tool's result."""
+        while self._generating:
+            for completion in self.engine.step():
+                self._on_completion(completion)
+        outcomes = []
+        while len(outcomes) < len(self._acting):
+            outcomes += self.runner.poll(0.05)
+        for outcome in outcomes:
+            self._on_tool(outcome)
+        ended, self._ended = self._ended, []
+        return ended
 
 
 def timed(collect: Callable[[], list[Rollout]]) -> tuple[float, list[Rollout]]:

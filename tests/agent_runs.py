@@ -21,12 +21,17 @@ def page(question, call, number):
     return ToolResult(f"page {number} on {call.arguments['query']}", docids=(f"d{number}",))
 
 
-def run(script, tools=page, limits=LIMITS, questions=None, group_size=1, **engine_settings):
-    """Run a script and return the loop's engine and groups."""
+def make_loop(script, tools=page, limits=LIMITS, **engine_settings):
+    """Return a scripted engine and an agent loop on it."""
     engine = ScriptedEngine(TEMPLATE, script, **engine_settings)
-    loop = AgentLoop(
+    return engine, AgentLoop(
         engine, TEMPLATE, FunctionTools(tools), HermesFormat(), ExactMatchReward(), limits
     )
+
+
+def run(script, tools=page, limits=LIMITS, questions=None, group_size=1, **engine_settings):
+    """Run a script and return the loop's engine and groups."""
+    engine, loop = make_loop(script, tools, limits, **engine_settings)
     return engine, loop.collect(questions or [question()], group_size)
 
 

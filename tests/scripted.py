@@ -1,6 +1,6 @@
 """A scripted engine and small tools: real classes that stand in for a policy and a browser."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -66,6 +66,9 @@ class ScriptedEngine(RolloutEngine):
 
     def has_unfinished(self) -> bool:
         return bool(self._waiting)
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        self._waiting = [r for r in self._waiting if r.request_id not in request_ids]
 
     def push_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         self.version = version

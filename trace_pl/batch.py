@@ -103,7 +103,9 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         epoch: int = 0,
         policy_version: int | None = None,
     ) -> None:
-        """Hold finished groups; a rank may have none while others have some.
+        """Hold finished groups; one whose rollouts were all lost says nothing and is left out.
+
+        A rank may have none while others have some.
 
         Args:
             groups: The rollouts.
@@ -112,7 +114,7 @@ class RolloutBuffer(IterableDataset[Minibatch]):
             policy_version: That of the policy which is about to train; None means the one that
                 sampled.
         """
-        self.groups = tuple(groups)
+        self.groups = tuple(group for group in groups if group.rollouts)
         self.plan = plan
         self.epoch = epoch
         self.rollouts: tuple[Rollout, ...] = tuple(r for g in groups for r in g.rollouts)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from contextlib import closing
+from typing import Any, TypeVar
 
 import lightning
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
-from tqdm import tqdm
 
 from trace_pl.batch import BatchPlan, RolloutBuffer
 from trace_pl.data.stream import QuestionStream
@@ -19,11 +20,13 @@ from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
 from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward, Reward
 from trace_pl.rollout.engine import RolloutEngine
 from trace_pl.rollout.parity import check_parity
+from trace_pl.rollout.progress import RolloutBar
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.search.formats import HermesFormat, ToolCallFormat
 from trace_pl.types import Question, RolloutGroup
 
 EngineFactory = Callable[[str], RolloutEngine]
+T = TypeVar("T")
 
 
 class RolloutDataModule(lightning.LightningDataModule):
@@ -35,6 +38,11 @@ class RolloutDataModule(lightning.LightningDataModule):
         model_name: The policy's model, for its tokenizer and the engine's configuration.
         group_size: Rollouts of each question (G).
         questions_per_epoch: Questions of each rollout phase, of all ranks together.
+        extra_questions: Questions started beyond those. The phase ends when ``questions_per_epoch``
+            groups are complete; the others are cancelled and asked first in the next epoch, so
+            nobody waits for the slowest trajectories. The price: which groups are complete first
+            depends on the clock, so neither a second run nor a resumed one gives the same rollouts,
+            and questions that end quickly are trained on more often. 0 keeps runs reproducible.
         num_steps: Optimizer steps per pass over an epoch's rollouts.
         num_passes: Passes over an epoch's rollouts.
         tokens_per_forward: Most tokens of one training forward and backward pass. An optimizer step
@@ -66,6 +74,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         evaluation_questions: int = 128,
         parity_tolerance: float = 1e-3,
         seed: int = 0,
+        extra_questions: int = 0,
     ) -> None:
         """Store settings; nothing heavy happens before :meth:`open`.
 
@@ -88,11 +97,16 @@ class RolloutDataModule(lightning.LightningDataModule):
         for name, value in counts.items():
             if value < 1:
                 raise ConfigError(f"Expected data.{name} of at least 1, got {value}.")
+        if extra_questions < 0:
+            raise ConfigError(
+                f"Expected data.extra_questions of at least 0, got {extra_questions}."
+            )
         self.task = task
         self.make_engine = engine
         self.model_name = model_name
         self.group_size = group_size
         self.questions_per_epoch = questions_per_epoch
+        self.extra_questions = extra_questions
         self.plan = BatchPlan(num_steps, num_passes, tokens_per_forward, seed)
         self.limits = limits or AgentLimits()
         self.call_format = call_format or HermesFormat()
@@ -118,7 +132,10 @@ class RolloutDataModule(lightning.LightningDataModule):
             return
         toolbox = self.task.toolbox()
         self._stream.questions = self.task.questions("train")
-        self.template = ChatTemplate(load_tokenizer(self.model_name), toolbox.schemas())
+        schemas = toolbox.schemas()
+        self.template = ChatTemplate(
+            load_tokenizer(self.model_name), schemas, self.call_format.describe(schemas)
+        )
         loop = AgentLoop(
             self.make_engine(resolve_model(self.model_name)),
             self.template,
@@ -187,20 +204,54 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.parity = report.max_abs_diff
 
     def collect(
-        self, questions: Sequence[Question], group_size: int, what: str
-    ) -> list[RolloutGroup]:
-        """Sample ``group_size`` rollouts of each question from the current policy."""
+        self, questions: Sequence[Question], group_size: int, what: str, enough: int | None = None
+    ) -> dict[int, RolloutGroup]:
+        """Sample ``group_size`` rollouts of each question from the current policy.
+
+        Args:
+            questions: What to ask.
+            group_size: Rollouts of each question (G).
+            what: Goes before the progress bar.
+            enough: Groups with a rollout after which the others are cancelled; None waits for all.
+
+        Returns:
+            Groups by position of their question, in this order.
+        """
         self.pull_weights()
-        total = len(questions) * group_size
-        with tqdm(total=total, desc=what, unit="traj", leave=False, disable=None) as bar:
-
-            def show(finished: int, total: int, tokens: int, turns: int) -> None:
-                bar.set_postfix(tokens=tokens, turns=turns, refresh=False)
-                bar.update(finished - bar.n)
-
-            groups = self.loop.collect(questions, group_size, progress=show)
+        groups: dict[int, RolloutGroup] = {}
+        num_usable = 0
+        with (
+            RolloutBar(what) as bar,
+            closing(self.loop.stream(questions, group_size, bar.show)) as stream,
+        ):
+            for position, group in stream:
+                groups[position] = group
+                num_usable += bool(group.rollouts)
+                if num_usable == enough:
+                    break
         self.loop.engine.sleep()
-        return groups
+        return dict(sorted(groups.items()))
+
+    def _collect_epoch(self) -> list[RolloutGroup]:
+        """Sample the next questions and put back those that were cancelled."""
+        questions = self._stream.take(self.questions_per_epoch + self.extra_questions)
+        enough = None
+        if self.extra_questions:
+            enough = len(self._of_this_rank(questions[: self.questions_per_epoch]))
+        mine = self._of_this_rank(questions)
+        groups = self.collect(mine, self.group_size, "rollouts", enough)
+        if self.extra_questions:
+            has_ended = torch.tensor([position in groups for position in range(len(mine))])
+            self._put_back(questions, has_ended)
+        return list(groups.values())
+
+    def _put_back(self, questions: Sequence[Question], has_ended: Tensor) -> None:
+        """Return what no rank finished to the stream, which is the same on every rank."""
+        ended = torch.zeros(len(questions))
+        ended[self._of_this_rank(range(len(questions)))] = has_ended.float()
+        if self.trainer is not None and self.trainer.world_size > 1:
+            ended = self._reduce(ended, "sum")
+        self._stream.put_back([q for q, n in zip(questions, ended.tolist(), strict=True) if n == 0])
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Collect this epoch's rollouts and return its minibatches.
@@ -209,8 +260,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         """
         if self.buffer is None or self.buffer.was_read:
             start = time.perf_counter()
-            questions = self._of_this_rank(self._stream.take(self.questions_per_epoch))
-            groups: Sequence[RolloutGroup] = self.collect(questions, self.group_size, "rollouts")
+            groups: Sequence[RolloutGroup] = self._collect_epoch()
             self.rollout_seconds = time.perf_counter() - start
         else:
             groups = self.buffer.groups
@@ -223,20 +273,20 @@ class RolloutDataModule(lightning.LightningDataModule):
         return DataLoader(self.buffer, batch_size=None)
 
     def _agree_among_ranks(self, buffer: RolloutBuffer) -> None:
-        if self.trainer is None or self.trainer.world_size == 1:
-            return
+        if self.trainer is not None and self.trainer.world_size > 1:
+            buffer.share(self._reduce, self.trainer.world_size)
+
+    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
+        assert self.trainer is not None, "ranks are a Trainer's"
         strategy = self.trainer.strategy
+        reduced: Tensor = strategy.reduce(tensor.to(strategy.root_device), reduce_op=how)
+        return reduced.cpu()
 
-        def reduce(tensor: Tensor, how: str) -> Tensor:
-            return strategy.reduce(tensor.to(strategy.root_device), reduce_op=how).cpu()
-
-        buffer.share(reduce, self.trainer.world_size)
-
-    def _of_this_rank(self, questions: Sequence[Question]) -> Sequence[Question]:
-        """Return every n-th question, n being the number of ranks."""
+    def _of_this_rank(self, items: Sequence[T]) -> Sequence[T]:
+        """Return every n-th of what all ranks share, n being their number."""
         if self.trainer is None:
-            return questions
-        return questions[self.trainer.global_rank :: self.trainer.world_size]
+            return items
+        return items[self.trainer.global_rank :: self.trainer.world_size]
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return held-out rollouts, sampled afresh each time the loader is read."""
@@ -285,4 +335,4 @@ class EvaluationRollouts(IterableDataset[list[RolloutGroup]]):
 
     def __iter__(self) -> Iterator[list[RolloutGroup]]:
         """Sample and yield the rollouts."""
-        yield self.data.collect(self.questions, 1, self.name)
+        yield list(self.data.collect(self.questions, 1, self.name).values())

@@ -41,11 +41,14 @@ class StopReason(StrEnum):
     """Too many tool errors in a row."""
     INFRASTRUCTURE = "infrastructure"
     """The engine or a tool service failed; the policy is not to blame."""
+    DEADLINE = "deadline"
+    """The rollout took too long by the clock, which says as much about the machine, the tools and
+    the neighbours as about the policy. The policy answers for its turns and tokens."""
 
     @property
     def counts(self) -> bool:
         """Whether the rollout says something about the policy, so may enter group statistics."""
-        return self is not StopReason.INFRASTRUCTURE
+        return self not in (StopReason.INFRASTRUCTURE, StopReason.DEADLINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,14 @@
 import logging
 import threading
+import time
 
 import pytest
-from agent_runs import ANSWER, LIMITS, TEMPLATE, page, prompt_length, question, run
+from agent_runs import ANSWER, LIMITS, TEMPLATE, make_loop, page, prompt_length, question, run
 from scripted import FunctionTools, ScriptedEngine, rollout_name, search
 
 from trace_pl.errors import ConfigError, DataError, RolloutError
 from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
+from trace_pl.rollout.engine import Completion
 from trace_pl.search.formats import HermesFormat
 from trace_pl.types import StopReason
 
@@ -76,22 +78,104 @@ def test_requests_lost_by_the_engine_are_an_error():
         loop.collect([question()], 1)
 
 
-def test_results_left_over_from_an_interrupted_phase_are_dropped():
-    engine = ScriptedEngine(TEMPLATE, {"*": [ANSWER]})
-    loop = AgentLoop(
-        engine, TEMPLATE, FunctionTools(page), HermesFormat(), ExactMatchReward(), LIMITS
-    )
+def interrupt(*_):
+    raise KeyboardInterrupt
 
-    def interrupt(*_):
-        raise KeyboardInterrupt
 
+def test_a_phase_that_ends_by_an_exception_leaves_nothing_in_the_engine():
+    engine, loop = make_loop({"*": [ANSWER]})
+    engine.is_held = lambda rollout, step: rollout == "q1/1" and step == 1
+    with pytest.raises(KeyboardInterrupt):
+        loop.collect([question()], 2, interrupt)
+    assert [rollout_name(request) for request in engine.requests] == ["q1/0", "q1/1"]
+    assert not engine.has_unfinished()
+
+
+def test_a_completion_that_comes_in_spite_of_cancelling_is_dropped_by_id():
+    class Stubborn(ScriptedEngine):
+        def cancel(self, request_ids):
+            pass
+
+    engine = Stubborn(TEMPLATE, {"*": [ANSWER]})
+    tools = FunctionTools(page)
+    loop = AgentLoop(engine, TEMPLATE, tools, HermesFormat(), ExactMatchReward(), LIMITS)
     engine.is_held = lambda rollout, step: rollout == "q1/1" and step == 1
     with pytest.raises(KeyboardInterrupt):
         loop.collect([question()], 2, interrupt)
     assert engine.has_unfinished()
     groups = loop.collect([question()], 2)
     assert [r.id for r in groups[0].rollouts] == ["q1/0", "q1/1"]
-    assert rollout_name(engine.requests[1]) == "q1/1"
+
+
+# --- the clock -------------------------------------------------------------------------------
+
+
+def test_a_rollout_beyond_its_time_is_left_out_and_cancelled(caplog):
+    """One waits for the engine, one for a tool; the third is quick."""
+    release = threading.Event()
+
+    def hang(question, call, number):
+        if call.arguments["query"] == "slow":
+            release.wait(10.0)
+        return page(question, call, number)
+
+    engine, loop = make_loop(
+        {"*": [ANSWER], "q1/1": [search("slow")]},
+        hang,
+        AgentLimits(5, 200, 2000, max_seconds=0.2),
+        is_held=lambda rollout, step: rollout == "q1/0",
+    )
+    start = time.monotonic()
+    groups = loop.collect([question()], 3)
+    release.set()
+    assert 0.2 <= time.monotonic() - start < 5.0
+    assert [r.index for r in groups[0].rollouts] == [2]
+    assert not engine.has_unfinished()
+    assert "Left out: rollout q1/0 beyond 0.2 s" in caplog.text
+    assert "Left out: rollout q1/1 beyond 0.2 s" in caplog.text
+
+
+def test_the_clock_does_not_judge_the_policy():
+    assert not StopReason.DEADLINE.counts
+    assert not StopReason.INFRASTRUCTURE.counts
+    assert StopReason.MAX_TOKENS.counts
+
+
+def test_a_phase_in_which_everything_takes_too_long_names_the_limit():
+    with pytest.raises(RolloutError, match=r"all 2 failed.*beyond 0.05 s.*limits.max_seconds"):
+        run(
+            {"*": [ANSWER]},
+            group_size=2,
+            limits=AgentLimits(5, 200, 2000, max_seconds=0.05),
+            is_held=lambda rollout, step: True,
+        )
+
+
+# --- responses without content ---------------------------------------------------------------
+
+
+def test_an_empty_response_ends_the_rollout_without_an_answer():
+    _, groups = run({"*": [""]}, group_size=2)
+    for rollout in groups[0].rollouts:
+        assert (rollout.stop_reason, rollout.answer, rollout.reward) == (
+            StopReason.ANSWERED,
+            None,
+            0.0,
+        )
+        assert rollout.token_ids[rollout.loss_mask].tolist() == [TEMPLATE.end_of_turn]
+
+
+def test_a_response_without_a_single_token_is_kept_and_carries_no_loss():
+    class Silent(ScriptedEngine):
+        def _complete(self, request):
+            return Completion(request.request_id, (), (), "length")
+
+    engine = Silent(TEMPLATE, {})
+    tools = FunctionTools(page)
+    loop = AgentLoop(engine, TEMPLATE, tools, HermesFormat(), ExactMatchReward(), LIMITS)
+    (rollout,) = loop.collect([question()], 1)[0].rollouts
+    assert rollout.stop_reason is StopReason.MAX_TOKENS
+    assert not rollout.loss_mask.any()
 
 
 def test_a_prompt_without_room_to_respond_is_refused_by_question():
@@ -125,6 +209,7 @@ def test_a_trajectory_longer_than_the_engine_reads_is_refused():
         {"max_consecutive_errors": 0},
         {"tool_timeout_s": 0.0},
         {"tool_retries": -1},
+        {"max_seconds": 0.0},
     ],
 )
 def test_limits_that_allow_nothing_are_refused(settings):

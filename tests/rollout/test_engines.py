@@ -151,6 +151,49 @@ def test_the_trainers_random_states_and_threads_are_left_alone(engine):
         torch.set_num_threads(before)
 
 
+def finish(engine):
+    """Step until the engine is idle and return what came back, by request."""
+    found = {}
+    while engine.has_unfinished():
+        found.update((completion.request_id, completion) for completion in engine.step())
+    return found
+
+
+def test_a_cancelled_request_never_comes_back_and_the_others_tokens_stay_the_same(engine):
+    streams = ["a", "b", "c", "d"]
+    expected = generate(engine, streams)
+    for stream in streams:
+        engine.submit(GenerationRequest(stream, PROMPT, 20, END, stream))
+    found = {}
+    if isinstance(engine, VLLMEngine):  # the other one samples whole responses
+        for _ in range(3):
+            found.update((c.request_id, c) for c in engine.step())
+    assert not found
+    engine.cancel(["b", "d", "never submitted"])
+    found = finish(engine)
+    assert set(found) == {"a", "c"}
+    for stream, completion in found.items():
+        assert completion.token_ids == expected[stream].token_ids
+
+
+def test_an_engine_is_idle_after_everything_is_cancelled(engine, policy):
+    for stream in ("a", "b"):
+        engine.submit(GenerationRequest(stream, PROMPT, 20, END, stream))
+    if isinstance(engine, VLLMEngine):
+        engine.step()
+    engine.cancel([])
+    assert engine.has_unfinished()
+    engine.cancel(["a", "b"])
+    assert not engine.has_unfinished()
+    assert engine.step() == []
+    perturb(policy)
+    engine.push_weights(policy.named_parameters(), version=1)  # asks for an empty cache
+    assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
+    # A name can be used again, whatever became of it before.
+    engine.submit(GenerationRequest("a", PROMPT, 20, END, "c"))
+    assert set(finish(engine)) == {"a"}
+
+
 # --- weights ---------------------------------------------------------------------------------
 
 
@@ -294,6 +337,9 @@ def test_auto_takes_vllm_if_it_is_installed(tiny_model_dir, monkeypatch, caplog,
         assert ("Install 'trace_pl[vllm]'" in caplog.text) is not installed
         found = generate(engine, ["a", "b"])
         assert {len(c.token_ids) for c in found.values()} <= set(range(1, 21))
+        engine.submit(GenerationRequest("a", PROMPT, 20, END, "a"))
+        engine.cancel(["a"])
+        assert not engine.has_unfinished()
         assert engine.version == -1
     finally:
         engine.close()

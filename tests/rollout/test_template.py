@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from scripted import SCHEMA
 
 from trace_pl.errors import ConfigError, CreditError
+from trace_pl.policy import BUILT_IN_BASE, load_tokenizer
 from trace_pl.rollout.template import ChatTemplate
 
 TOKENIZER = make_tokenizer()
@@ -26,8 +27,9 @@ def test_pieces_are_those_of_the_template():
     decode = TEMPLATE.decode
     assert decode(TEMPLATE.generation_header) == "<|im_start|>assistant\n"
     assert decode([TEMPLATE.end_of_turn]) == "<|im_end|>"
-    assert decode(TEMPLATE.observation_open) == "\n<|im_start|>user\n<tool_response>\n"
-    assert decode(TEMPLATE.observation_close) == "\n</tool_response><|im_end|>\n"
+    assert decode(TEMPLATE.observation_open) == "\n<|im_start|>user\n<tool_response>"
+    assert decode(TEMPLATE.observation_ids("a page")) == "\na page\n"
+    assert decode(TEMPLATE.observation_close) == "</tool_response><|im_end|>\n"
     assert not TEMPLATE.thinking_open
 
 
@@ -66,7 +68,7 @@ def test_pieces_add_up_to_a_dialogue_of_three_turns():
 def test_foreign_text_keeps_every_character_and_makes_no_markup(parts):
     text = "".join(parts)
     ids = TEMPLATE.observation_ids(text)
-    assert TEMPLATE.decode(ids) == text
+    assert TEMPLATE.decode(ids) == f"\n{text}\n"
     assert set(ids).isdisjoint(TOKENIZER.added_tokens_decoder)
 
 
@@ -134,12 +136,26 @@ def test_a_template_that_knows_no_thinking_gets_none():
          "{%- elif message.role == 'tool' %}{{ raise_exception('no tools here') }}",
          "no tools here"),
         ("'\\n<tool_response>\\n' + message.content",
-         "'\\n<tool_response>\\n' + loop.index0|string + message.content", "pieces that add up"),
+         "'\\n<tool_response>\\n' + loop.index0|string + message.content", "made of equal pieces"),
     ],
 )  # fmt: skip
 def test_a_template_that_can_not_carry_tool_turns_is_refused(old, new, message):
     with pytest.raises(ConfigError, match=message):
         ChatTemplate(changed(old, new), [SCHEMA])
+
+
+def test_the_built_in_model_reads_results_apart_from_the_text_around_them():
+    """It was taught so, and is lost where a result's full stop and the newline are one token."""
+    template = ChatTemplate(load_tokenizer(BUILT_IN_BASE), [SCHEMA])
+    found = template.observation_open + template.observation_ids("Arden is a town.")
+    found += template.observation_close
+    assert found == [
+        id_
+        for text in ("\n<|im_start|>user\n<tool_response>\n", "Arden is a town.",
+                     "\n</tool_response><|im_end|>\n")
+        for id_ in template.encode_markup(text)
+    ]  # fmt: skip
+    assert found != template.encode_markup(template.decode(found))
 
 
 def test_a_tokenizer_without_a_template_is_refused():

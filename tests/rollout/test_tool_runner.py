@@ -83,3 +83,44 @@ def test_waiting_for_a_thread_does_not_count_as_running():
     found = outcomes(runner, 4)
     runner.close()
     assert [found[f"k{i}"].failure for i in range(4)] == [None] * 4
+
+
+def test_a_cancelled_call_gives_nothing_and_frees_its_thread():
+    release, started = threading.Event(), threading.Event()
+
+    def hang():
+        started.set()
+        release.wait(5.0)
+        return ToolResult("late")
+
+    runs = []
+    runner = ToolRunner(num_threads=1, timeout_s=5.0, num_retries=1)
+    runner.submit("hung", hang)
+    runner.submit("queued", lambda: runs.append(1) or ToolResult("never"))
+    assert started.wait(5.0)
+    runner.cancel(["hung", "queued", "unknown"])
+    assert runner.num_pending == 0
+    runner.submit("quick", lambda: ToolResult("done"))
+    assert outcomes(runner, 1)["quick"].result.text == "done"
+    # The same name may come again: what the old call brings later does not answer the new one.
+    runner.submit("hung", lambda: ToolResult(str(release.wait(5.0))))
+    release.set()
+    assert outcomes(runner, 1)["hung"].result.text == "True"
+    assert outcomes(runner, 1, within_s=0.1) == {}
+    assert runs == []
+    runner.close()
+
+
+def test_a_closed_runner_runs_nothing_more_and_its_threads_end():
+    release, started, runs = threading.Event(), threading.Event(), []
+    before = set(threading.enumerate())
+    runner = ToolRunner(num_threads=1, timeout_s=5.0, num_retries=0)
+    runner.submit("busy", lambda: (started.set(), ToolResult(str(release.wait(5.0))))[1])
+    runner.submit("queued", lambda: runs.append(1) or ToolResult("never"))
+    assert started.wait(5.0)
+    runner.close()
+    release.set()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)
+        assert not thread.is_alive()
+    assert runs == []

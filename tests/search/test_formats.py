@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trace_pl.search.formats import HermesFormat, ParsedTurn
+from trace_pl.search.formats import HermesFormat, LlamaFormat, ParsedTurn
 from trace_pl.types import ToolCall
 
 CALL = '<tool_call>\n{"name": "search", "arguments": {"query": "Arden"}}\n</tool_call>'
@@ -133,3 +133,57 @@ PIECES = st.sampled_from(
 def test_no_text_makes_the_parser_raise_and_at_most_one_outcome_is_set(text, thinking_open):
     turn = parse(text, thinking_open)
     assert sum([bool(turn.calls), turn.answer is not None, turn.error is not None]) <= 1
+
+
+# --- Llama -----------------------------------------------------------------------------------
+
+
+def llama(text):
+    return LlamaFormat().parse(text)
+
+
+@pytest.mark.parametrize("around", ["{}", " {}\n", "<|python_tag|>{}"])
+def test_a_llama_turn_that_is_one_object_is_a_call(around):
+    call = '{"name": "search", "parameters": {"query": "a; b"}}'
+    assert llama(around.replace("{}", call)).calls == (ToolCall("search", {"query": "a; b"}),)
+
+
+def test_several_llama_calls_are_read_one_after_the_other():
+    call = '{"name": "open", "parameters": {"id": 1}}'
+    parsed = llama(f"{call}; {call}\n{call}")
+    assert parsed.calls == (ToolCall("open", {"id": 1}),) * 3
+    assert parsed.note == "Only the first of 3 calls was run.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"name": "search"}', 'an object as "parameters"'),
+        ('{"name": "search", "arguments": {}}', 'an object as "parameters"'),
+        ('{"name": "search", "parameters": {}} and more', "not valid JSON"),
+        ('{"name": "search", "parameters": {"query"', "not valid JSON"),
+        ("<|python_tag|>search(1)", "not valid JSON"),
+        ("<|python_tag|>", "the tool call is empty"),
+    ],
+)
+def test_a_malformed_llama_call_is_never_guessed(text, message):
+    parsed = llama(text)
+    assert message in parsed.error
+    assert not parsed.calls
+
+
+def test_a_llama_turn_of_words_is_an_answer_even_if_it_mentions_a_call():
+    text = 'I would call {"name": "search", "parameters": {}}. <answer> Mira Holt </answer>'
+    assert llama(text) == ParsedTurn(answer="Mira Holt")
+    assert llama("I do not know.") == ParsedTurn()
+
+
+@pytest.mark.parametrize("call_format", [HermesFormat(), LlamaFormat()])
+def test_a_description_holds_the_schemas_and_a_form_that_is_read_back(call_format):
+    text = call_format.describe([{"name": "search"}, {"name": "open"}])
+    assert '{"name": "search"}\n{"name": "open"}' in text
+    form = text[text.rindex("<tool_call>" if "<tool_call>" in text else "{") :]
+    if isinstance(call_format, LlamaFormat):
+        form = text.splitlines()[-1]
+    written = form.replace("<name>", '"open"').replace("<object>", '{"id": 1}')
+    assert call_format.parse(written).calls == (ToolCall("open", {"id": 1}),)

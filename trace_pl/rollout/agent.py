@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from trace_pl.data.matching import exact_match
 from trace_pl.errors import ConfigError, DataError
@@ -81,20 +81,43 @@ class AgentLoop:
     def collect(
         self, questions: Sequence[Question], group_size: int, progress: Progress | None = None
     ) -> list[RolloutGroup]:
-        """Sample ``group_size`` rollouts of each question.
+        """Sample ``group_size`` rollouts of each question and return all groups.
+
+        Args:
+            questions: what to ask.
+            group_size: rollouts per question (G).
+            progress: told how far it is.
+
+        Returns:
+            One group per question, in order, possibly without a rollout.
+
+        Raises:
+            DataError: if a question's prompt leaves no room to respond.
+            RolloutError: if no rollout could be finished.
+        """
+        groups = dict(self.stream(questions, group_size, progress))
+        return [groups[position] for position in range(len(questions))]
+
+    def stream(
+        self, questions: Sequence[Question], group_size: int, progress: Progress | None = None
+    ) -> Generator[tuple[int, RolloutGroup], None, None]:
+        """Sample ``group_size`` rollouts of each question and yield each group when it is complete.
 
         Every rollout advances as soon as its own tool result is back. Random numbers depend on the
         engine's seed, policy version, question, rollout and turn alone, so the same call gives the
-        same rollouts again (up to rounding), however fast tools answer.
+        same rollouts again (up to rounding), however fast tools answer; only the order in which
+        groups are complete is theirs. Whoever closes the iterator early, or ends it by an
+        exception, cancels the rollouts that have not ended.
 
         Args:
             questions: what to ask; a question that comes twice gets two groups.
             group_size: rollouts per question (G).
             progress: told how far it is, after every step of the engine.
 
-        Returns:
-            One group per question, in order, rollouts sorted by index. A rollout whose tools failed
-            twice is left out, so a group may be smaller than G.
+        Yields:
+            Position of the question, and its group with rollouts sorted by index. A rollout whose
+            tools failed twice or that ran out of time is left out, so a group may be smaller than
+            G, or empty.
 
         Raises:
             DataError: if a question's prompt leaves no room to respond.
@@ -105,23 +128,25 @@ class AgentLoop:
         runner = ToolRunner(self.num_tool_threads, limits.tool_timeout_s, limits.tool_retries)
         phase = RolloutPhase(self.engine, runner, self.toolbox, self.rules, self.reward)
         copies: Counter[str] = Counter()
+        ended: list[list[Rollout]] = [[] for _ in questions]
         try:
             for position, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
                 stream = f"{self.engine.version}/{question.id}/{copies[question.id]}"
                 copies[question.id] += 1
                 for index in range(group_size):
                     phase.start(position, question, index, f"{stream}/{index}", prompt)
-            phase.run(progress)
+            while phase.is_working:
+                news = phase.advance()
+                if progress is not None:
+                    progress(phase.counts)
+                for position, rollout in news:
+                    ended[position].append(rollout)
+                    if len(ended[position]) == group_size:
+                        yield position, _group(questions[position], ended[position])
+            phase.require_any()
         finally:
+            phase.cancel()
             runner.close()
-        found: list[list[Rollout]] = [[] for _ in questions]
-        for position, rollout in phase.finished:
-            if rollout.stop_reason.counts:
-                found[position].append(rollout)
-        return [
-            RolloutGroup(question, tuple(sorted(rollouts, key=lambda rollout: rollout.index)))
-            for question, rollouts in zip(questions, found, strict=True)
-        ]
 
     def check_prompts(self, questions: Sequence[Question]) -> None:
         """Refuse a question whose prompt leaves no room to respond, before anything is sampled.
@@ -142,3 +167,8 @@ class AgentLoop:
                 f"{len(ids)} tokens. Raise the limit or drop the question."
             )
         return ids
+
+
+def _group(question: Question, ended: Sequence[Rollout]) -> RolloutGroup:
+    countable = [rollout for rollout in ended if rollout.stop_reason.counts]
+    return RolloutGroup(question, tuple(sorted(countable, key=lambda rollout: rollout.index)))

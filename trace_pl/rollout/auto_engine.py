@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -80,6 +80,10 @@ class AutoEngine(RolloutEngine):
     def has_unfinished(self) -> bool:
         """Return whether :meth:`step` has work to do."""
         return self.engine.has_unfinished()
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Forget requests."""
+        self.engine.cancel(request_ids)
 
     def push_weights(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Copy new weights in."""

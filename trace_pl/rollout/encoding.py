@@ -4,19 +4,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A place for foreign text in trusted text.
+
+    The trusted text up to the nearest markup on both sides is encoded together with what fills the
+    slot, for tokens may reach across: a full stop and the newline after it are one token of many
+    tokenizers. So a filled slot has the tokens of the whole text.
+    """
+
+    encoder: TextEncoder
+    open: list[int]
+    head: str
+    tail: str
+    close: list[int]
+
+    def fill(self, text: str) -> list[int]:
+        """Return the tokens between ``open`` and ``close``, none of which is markup."""
+        return self.encoder.plain(self.head + text + self.tail)
 
 
 class TextEncoder:
     """Encodes text either as markup, or as plain text that can not produce a markup token.
 
     Args:
-        tokenizer: a fast tokenizer of transformers.
+        tokenizer: a fast tokenizer of transformers. One that was set up with ``slots_apart`` (a key
+            of ``tokenizer_config.json``) belongs to a model that was taught to read what fills a
+            slot apart from the text around it; others get the tokens of the whole text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
+        self.slots_apart = bool(tokenizer.init_kwargs.get("slots_apart", False))
         # Some tokenizers add runs of spaces or newlines as tokens; those are text, not markup.
         added = {
             int(i): token.content
@@ -48,6 +72,18 @@ class TextEncoder:
             start = cut
         ids += self._unspecial(text[start:])
         return ids
+
+    def slot(self, before: str, after: str) -> Slot:
+        """Return a place for foreign text between two trusted ones."""
+        if self.slots_apart:
+            return Slot(self, self.markup(before), "", "", self.markup(after))
+        literals = list(self._literal.finditer(before))
+        begin = literals[-1].end() if literals else 0
+        literal = self._literal.search(after)
+        end = literal.start() if literal else len(after)
+        return Slot(
+            self, self.markup(before[:begin]), before[begin:], after[:end], self.markup(after[end:])
+        )
 
     def _unspecial(self, text: str) -> list[int]:
         ids = self.markup(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -83,6 +83,14 @@ class RolloutEngine(ABC):
     @abstractmethod
     def has_unfinished(self) -> bool:
         """Return whether :meth:`step` has work to do."""
+
+    @abstractmethod
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Forget requests, which then never come back; the tokens of all others stay the same.
+
+        Args:
+            request_ids: what to forget; ids of no unfinished request are ignored.
+        """
 
     def require_idle(self) -> None:
         """Refuse a push that would mix two policies in one response.

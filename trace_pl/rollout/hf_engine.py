@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -70,6 +70,11 @@ class HFEngine(RolloutEngine):
     def has_unfinished(self) -> bool:
         """Return whether :meth:`step` has work to do."""
         return bool(self._waiting)
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Forget requests that wait."""
+        forgotten = set(request_ids)
+        self._waiting = [r for r in self._waiting if r.request_id not in forgotten]
 
     @torch.no_grad()
     def step(self) -> list[Completion]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
-from trace_pl.rollout.protocols import Progress, Reward, Toolbox
+from trace_pl.rollout.protocols import Reward, RolloutCounts, Toolbox
 from trace_pl.rollout.record import TokenRecord
 from trace_pl.rollout.tool_runner import ToolOutcome, ToolRunner
 from trace_pl.rollout.trajectory import AgentRules, Finish, Reject, Trajectory
@@ -48,14 +49,18 @@ class RolloutPhase:
         self.toolbox = toolbox
         self.rules = rules
         self.reward = reward
-        self.finished: list[tuple[int, Rollout]] = []
-        """Position of the question and rollout, in the order of finishing."""
+        self.counts = RolloutCounts()
         self._version = engine.version
         self._generating: dict[str, Trajectory] = {}
         self._acting: dict[str, tuple[Trajectory, ToolCall, str]] = {}
-        self._num_tokens = 0
-        self._num_turns = 0
+        self._ended: list[tuple[int, Rollout]] = []
+        self._any_counts = False
         self._last_failure = ""
+
+    @property
+    def is_working(self) -> bool:
+        """Whether :meth:`advance` has something to do or to tell."""
+        return bool(self._generating or self._acting or self._ended)
 
     def start(
         self, position: int, question: Question, index: int, stream: str, prompt: Sequence[int]
@@ -72,36 +77,55 @@ class RolloutPhase:
         record = TokenRecord()
         record.append(prompt, TokenKind.PROMPT)
         session = self.toolbox.session(question.text)
-        self._generate(Trajectory(position, question, index, stream, 0, session, record))
+        self._count(total=1)
+        started = time.monotonic()
+        self._generate(Trajectory(position, question, index, stream, 0, session, record, started))
 
-    def run(self, progress: Progress | None) -> None:
-        """Work until every rollout has ended.
+    def advance(self) -> list[tuple[int, Rollout]]:
+        """Make one step of the engine and take in the results of tools that are there.
+
+        Returns:
+            Position of the question and rollout, for each rollout that ended.
 
         Raises:
-            RolloutError: if the engine loses requests, or no rollout could be finished.
+            RolloutError: if the engine loses requests.
         """
-        num_total = len(self._generating) + len(self.finished)
-        while self._generating or self._acting:
-            if self._generating:
-                if not self.engine.has_unfinished():
-                    raise RolloutError(
-                        f"Expected the engine to work on {len(self._generating)} requests, got an "
-                        "idle engine. It dropped them; look at its log."
-                    )
-                for completion in self.engine.step():
-                    self._on_completion(completion)
-            if self._acting:
-                # While the engine has work it is not kept waiting: fast tools make the next step.
-                wait_s = 0.0 if self._generating else _IDLE_WAIT_S
-                for outcome in self.runner.poll(wait_s):
-                    self._on_tool(outcome)
-            if progress is not None:
-                progress(len(self.finished), num_total, self._num_tokens, self._num_turns)
-        if num_total and not any(rollout.stop_reason.counts for _, rollout in self.finished):
+        if self._generating:
+            if not self.engine.has_unfinished():
+                raise RolloutError(
+                    f"Expected the engine to work on {len(self._generating)} requests, got an "
+                    "idle engine. It dropped them; look at its log."
+                )
+            for completion in self.engine.step():
+                self._on_completion(completion)
+        if self._acting:
+            # While the engine has work it is not kept waiting: fast tools make the next step.
+            wait_s = 0.0 if self._generating else _IDLE_WAIT_S
+            for outcome in self.runner.poll(wait_s):
+                self._on_tool(outcome)
+        self._end_late()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def require_any(self) -> None:
+        """Refuse a phase of which nothing can be used.
+
+        Raises:
+            RolloutError: if rollouts were started and none that ended counts.
+        """
+        if self.counts.total and not self._any_counts:
             raise RolloutError(
-                f"Expected rollouts, but all {num_total} failed; the last failure was "
-                f"{self._last_failure}. Check the tool's service, or raise `limits.tool_timeout_s`."
+                f"Expected rollouts, but all {self.counts.total} failed; the last failure was "
+                f"{self._last_failure}. Check the tool's service, or raise `limits.tool_timeout_s` "
+                "or `limits.max_seconds`."
             )
+
+    def cancel(self) -> None:
+        """Forget every rollout that has not ended, also in the engine and among the tool calls."""
+        self.engine.cancel(list(self._generating))
+        self.runner.cancel(list(self._acting))
+        self._generating.clear()
+        self._acting.clear()
 
     def _generate(self, trajectory: Trajectory) -> None:
         """Ask the engine for the next response, if there is room for one."""
@@ -127,7 +151,7 @@ class RolloutPhase:
         trajectory = self._generating.pop(completion.request_id, None)
         if trajectory is None:
             return
-        self._num_tokens += len(completion.token_ids)
+        self._count(tokens=len(completion.token_ids))
         decision = self.rules.read(trajectory, completion)
         if isinstance(decision, Finish):
             self._finish(trajectory, decision)
@@ -140,12 +164,15 @@ class RolloutPhase:
 
     def _on_tool(self, outcome: ToolOutcome) -> None:
         """Take a tool's result in, or begin the rollout anew if the tool's service failed."""
+        if outcome.key not in self._acting:
+            return
         trajectory, call, note = self._acting.pop(outcome.key)
         if outcome.result is not None:
             result = outcome.result
             self._observe(trajectory, call, replace(result, text=note + result.text))
             return
         rollout_id = f"{trajectory.question.id}/{trajectory.index}"
+        self._count(tool_errors=1)
         self._last_failure = f"tool '{call.name}' in rollout {rollout_id}: {outcome.failure}"
         logger.warning("Infrastructure failure of %s", self._last_failure)
         if trajectory.attempt + 1 >= _MAX_ATTEMPTS:
@@ -166,7 +193,8 @@ class RolloutPhase:
         if reason is StopReason.MAX_TOKENS:  # the observation did not fit, so there was no turn
             self._finish(trajectory, Finish(reason))
             return
-        self._num_turns += 1
+        if result.error is not None:
+            self._count(tool_errors=1)
         if reason is None:
             self._generate(trajectory)
         else:
@@ -184,4 +212,28 @@ class RolloutPhase:
         rollout = record.finish(
             question, trajectory.index, end.reason, end.answer, reward, self._version
         )
-        self.finished.append((trajectory.position, rollout))
+        self._ended.append((trajectory.position, rollout))
+        self._any_counts |= end.reason.counts
+        self._count(finished=1, turns=rollout.num_turns)
+
+    def _end_late(self) -> None:
+        """End the rollouts whose time is over; what they wait for is cancelled."""
+        limit_s = self.rules.limits.max_seconds
+        if limit_s is None:
+            return
+        begin = time.monotonic() - limit_s
+        generating = [key for key, t in self._generating.items() if t.started < begin]
+        acting = [key for key, (t, *_) in self._acting.items() if t.started < begin]
+        self.engine.cancel(generating)
+        self.runner.cancel(acting)
+        late = [self._generating.pop(key) for key in generating]
+        late += [self._acting.pop(key)[0] for key in acting]
+        for trajectory in late:
+            rollout_id = f"{trajectory.question.id}/{trajectory.index}"
+            self._last_failure = f"rollout {rollout_id} beyond {limit_s:g} s"
+            logger.warning("Left out: %s", self._last_failure)
+            self._finish(trajectory, Finish(StopReason.DEADLINE))
+
+    def _count(self, **more: int) -> None:
+        values = {name: getattr(self.counts, name) + number for name, number in more.items()}
+        self.counts = replace(self.counts, **values)

@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from trace_pl.types import Question, ToolCall, ToolResult, Turn
 
-Progress = Callable[[int, int, int, int], None]
-"""Told (finished rollouts, all rollouts, sampled tokens, tool turns) as they grow."""
+
+@dataclass(frozen=True, slots=True)
+class RolloutCounts:
+    """How far a collection of rollouts is."""
+
+    total: int = 0
+    """Rollouts that were started."""
+    finished: int = 0
+    tokens: int = 0
+    """Sampled so far, in rollouts that are not finished as well."""
+    turns: int = 0
+    """Tool turns of the finished rollouts."""
+    tool_errors: int = 0
+    """Error observations and failures of tool services so far."""
+
+
+Progress = Callable[[RolloutCounts], None]
+"""Told the counts after every step of the engine."""
 
 
 class ToolSession(Protocol):

@@ -2,11 +2,13 @@
 
 A dialogue is never rendered again while it grows: templates drop earlier thinking, so a re-rendered
 history is not what the policy sampled. Instead a few sentinel dialogues are rendered at the start,
-cut at the sentinels, and the pieces are appended around whatever is sampled.
+cut at the sentinels, and the pieces are appended around whatever is sampled. Whether that gives the
+template's own tokens is checked on a dialogue of three turns, see ``template_check``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,12 +16,12 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from trace_pl.errors import ConfigError
-from trace_pl.rollout.encoding import TextEncoder
+from trace_pl.rollout.encoding import Slot, TextEncoder
+from trace_pl.rollout.template_check import check_template
 from trace_pl.scoring.protocol import Branch
 
 # Letters only, so that no template trims, escapes or splits them.
 _USER, _CALL, _RESULT = "zqUSERqz", "zqCALLqz", "zqRESULTqz"
-_CALL_2, _RESULT_2 = "zqCALLTWOqz", "zqRESULTTWOqz"
 
 
 class ChatTemplate:
@@ -28,10 +30,11 @@ class ChatTemplate:
     Args:
         tokenizer: a tokenizer that has a chat template.
         tools: JSON schemas of the tools, as the template describes them to the model.
+        tool_prompt: describes the tools in the system prompt, if the template does not.
 
     Raises:
-        ConfigError: if there is no chat template, if it does not know tools or tool results, or if
-            its pieces do not add up to what it renders itself.
+        ConfigError: if there is no chat template, if nothing describes the tools, if the template
+            can not show tool results, or if its pieces do not add up to what it renders itself.
     """
 
     generation_header: list[int]
@@ -39,14 +42,17 @@ class ChatTemplate:
     end_of_turn: int
     """The token that the policy samples to end its turn."""
     observation_open: list[int]
-    """Between the end-of-turn token and the tool's text."""
+    """Between the end-of-turn token and the observation: up to the last markup before it."""
     observation_close: list[int]
-    """From the tool's text up to the next generation header."""
+    """From the first markup after the observation up to the next generation header."""
     thinking_open: bool
     """Whether the generation header itself opens the thinking block."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, tools: Sequence[dict[str, Any]] = ()
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        tools: Sequence[dict[str, Any]] = (),
+        tool_prompt: str = "",
     ) -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -58,10 +64,12 @@ class ChatTemplate:
         self._tools: list[dict[Any, Any] | Callable[..., Any]] | None = list(tools) or None
         self._tool_names = [str(tool.get("function", tool).get("name")) for tool in tools]
         self._encoder = TextEncoder(tokenizer)
-        self._prompts: dict[str, tuple[list[int], list[int]]] = {}
+        self.slots_apart = self._encoder.slots_apart
+        self._prompts: dict[str, Slot] = {}
+        self._tool_prompt = ""
+        self._describe_tools(tool_prompt)
         self._find_pieces()
-        self._check_tools()
-        self._check_whole()
+        check_template(self)
 
     @property
     def name(self) -> str:
@@ -78,15 +86,24 @@ class ChatTemplate:
             question: the user's text; chat markup in it stays plain text.
         """
         if system not in self._prompts:
-            text = self._render([*_system(system), _message("user", _USER)])
-            before, after = self._split(text, _USER)
-            self._prompts[system] = (self.encode_markup(before), self.encode_markup(after))
-        before_ids, after_ids = self._prompts[system]
-        return [*before_ids, *self._encoder.plain(question), *after_ids]
+            before, after = self.split(self.rendered(self.opening(system, _USER)), _USER)
+            self._prompts[system] = self._encoder.slot(before, after)
+        slot = self._prompts[system]
+        return [*slot.open, *slot.fill(question), *slot.close]
+
+    def opening(self, system: str, question: str) -> list[dict[str, str]]:
+        """Return the messages before the first response."""
+        system = "\n\n".join(part for part in (system, self._tool_prompt) if part)
+        first = [message("system", system)] if system else []
+        return [*first, message("user", question)]
 
     def observation_ids(self, text: str) -> list[int]:
-        """Return a tool's text as tokens, none of which is markup."""
-        return self._encoder.plain(text)
+        """Return a tool's text as tokens, none of which is markup.
+
+        The text around it up to the nearest markup belongs to them, for tokens may reach across;
+        see ``Slot``.
+        """
+        return self._observation.fill(_quoted(text) if self._is_quoted else text)
 
     def encode_markup(self, text: str) -> list[int]:
         """Return trusted text as tokens; markup in it becomes its own tokens."""
@@ -123,58 +140,56 @@ class ChatTemplate:
 
     # --- construction -----------------------------------------------------------------------
 
+    def _describe_tools(self, tool_prompt: str) -> None:
+        """Put the tools into the system prompt if the template does not show them."""
+        prompt = self.rendered(self.opening("", _USER))
+        missing = [name for name in self._tool_names if name not in prompt]
+        if any(name not in tool_prompt for name in missing):
+            raise self.error(
+                f"a description of the tools; it leaves out {missing}, and there is no "
+                "`tool_prompt` that names them"
+            )
+        self._tool_prompt = tool_prompt if missing else ""
+
     def _find_pieces(self) -> None:
-        user = [_message("user", _USER)]
-        dialogue = [*user, _message("assistant", _CALL), _message("tool", _RESULT)]
-        prompt = self._render(user)
-        header = self._after(prompt, self._render(user, generate=True))
-        before, rest = self._split(self._render(dialogue), _CALL)
-        between, close = self._split(rest, _RESULT)
-        self._past_header = self._after(prompt, before)
-        end_and_open = self.encode_markup(between)
+        opening = self.opening("", _USER)
+        prompt, generating = self.rendered(opening), self.rendered(opening, generate=True)
+        if not generating.startswith(prompt):
+            raise self.error("a prompt that stays as it is when a response is asked for")
+        header = generating[len(prompt) :]
+        dialogue = self.rendered([*opening, message("assistant", _CALL), message("tool", _RESULT)])
+        # Some templates show a result as a JSON string.
+        self._is_quoted = _quoted(_RESULT) in dialogue
+        _, rest = self.split(dialogue, _CALL)
+        between, close = self.split(rest, _quoted(_RESULT) if self._is_quoted else _RESULT)
+        first = self.encode_markup(between)[:1]
         # The text ends where the model must stop by itself: at one special token.
-        if not end_and_open or end_and_open[0] not in self._encoder.markup_ids:
-            raise self._error(f"an end-of-turn token after the assistant's text, got {between!r}")
-        self.end_of_turn, *self.observation_open = end_and_open
-        self.observation_close = self.encode_markup(close)
+        if not self._encoder.markup_ids.issuperset(first) or not first:
+            raise self.error(f"an end-of-turn token after the assistant's text, got {between!r}")
+        (self.end_of_turn,) = first
+        open_ = between.lstrip().removeprefix(self.decode(first))
+        self._observation = self._encoder.slot(open_, close)
+        self.observation_open = self._observation.open
+        self.observation_close = self._observation.close
         self.generation_header = self.encode_markup(header)
         self.thinking_open = header.rstrip().endswith("<think>")
+        self.knows_thinking = "think>" in str(self._tokenizer.chat_template)
         self._closed_thinking = ""
         if self.thinking_open:
             self._closed_thinking = "\n</think>\n\n"
-        elif "think>" in str(self._tokenizer.chat_template) and "<think>" not in header:
+        elif self.knows_thinking and "<think>" not in header:
             self._closed_thinking = "<think>\n\n</think>\n\n"
 
-    def _check_tools(self) -> None:
-        prompt = self._render([_message("user", _USER)])
-        missing = [name for name in self._tool_names if name not in prompt]
-        if missing:
-            raise self._error(f"a template that describes tools; it leaves out {missing}")
+    def rendered(self, messages: list[dict[str, str]], generate: bool = False) -> str:
+        """Return the text that the template itself makes of a dialogue.
 
-    def _check_whole(self) -> None:
-        """Rebuild a dialogue of two tool turns from the pieces and compare with the template."""
-        # Earlier thinking is dropped by templates, so here turns start without it.
-        past_header = self.encode_markup(self._past_header)
-        built = self.prompt_ids("", _USER)
-        messages = [_message("user", _USER)]
-        for call, result in ((_CALL, _RESULT), (_CALL_2, _RESULT_2)):
-            messages += [_message("assistant", call), _message("tool", result)]
-            built += [*past_header, *self.encode_markup(call), self.end_of_turn]
-            built += [*self.observation_open, *self.observation_ids(result)]
-            built += self.observation_close
-        built += self.generation_header
-        found, expected = self.decode(built), self._render(messages, generate=True)
-        if found != expected:
-            at = next(
-                (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b),
-                min(len(found), len(expected)),
-            )
-            raise self._error(
-                f"pieces that add up to {expected[max(0, at - 20) : at + 20]!r} at character {at}, "
-                f"got {found[max(0, at - 20) : at + 20]!r}"
-            )
+        Args:
+            messages: the dialogue.
+            generate: whether a generation header follows.
 
-    def _render(self, messages: list[dict[str, str]], generate: bool = False) -> str:
+        Raises:
+            ConfigError: if the template refuses the dialogue.
+        """
         try:
             text = self._tokenizer.apply_chat_template(
                 messages,
@@ -184,33 +199,35 @@ class ChatTemplate:
             )
         except (TemplateError, ValueError, TypeError) as error:
             roles = [message["role"] for message in messages]
-            raise self._error(f"a dialogue of {roles} to be rendered, got '{error}'") from error
+            raise self.error(f"a dialogue of {roles} to be rendered, got '{error}'") from error
         return str(text)
 
-    def _split(self, text: str, sentinel: str) -> tuple[str, str]:
+    def split(self, text: str, sentinel: str) -> tuple[str, str]:
+        """Return what stands before and after a sentinel.
+
+        Raises:
+            ConfigError: if it is not there exactly once.
+        """
         parts = text.split(sentinel)
         if len(parts) != 2:
-            raise self._error(
+            raise self.error(
                 f"each message exactly once in the rendered dialogue, got {len(parts) - 1} times "
                 f"{sentinel!r}"
             )
         return parts[0], parts[1]
 
-    def _after(self, start: str, text: str) -> str:
-        if not text.startswith(start):
-            raise self._error("a prompt that stays as it is when the dialogue goes on")
-        return text[len(start) :]
-
-    def _error(self, expectation: str) -> ConfigError:
+    def error(self, expectation: str) -> ConfigError:
+        """Return an error that names the tokenizer."""
         return ConfigError(
             f"Expected from the chat template of '{self.name}' {expectation}. Use a model whose "
             "template supports roles `tool` and `assistant` with plain text, or edit the template."
         )
 
 
-def _message(role: str, content: str) -> dict[str, str]:
+def message(role: str, content: str) -> dict[str, str]:
+    """Return one message of a dialogue."""
     return {"role": role, "content": content}
 
 
-def _system(text: str) -> list[dict[str, str]]:
-    return [_message("system", text)] if text else []
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from trace_pl.types import ToolResult
@@ -30,6 +30,9 @@ class _Attempt:
     number: int
     started: float | None = None
     is_abandoned: bool = False
+    """Whether its thread was replaced."""
+    is_cancelled: bool = False
+    is_done: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +92,19 @@ class ToolRunner:
         ]
         return outcomes + self._expire()
 
+    def cancel(self, keys: Iterable[str]) -> None:
+        """Forget calls: what has not begun is not run, what comes back late is dropped."""
+        attempts = [self._pending.pop(key) for key in keys if key in self._pending]
+        for attempt in attempts:
+            attempt.is_cancelled = True
+        for attempt in attempts:
+            if attempt.started is not None and not attempt.is_done:
+                self._abandon(attempt)
+
     def close(self) -> None:
-        """Forget pending calls and let idle threads end."""
+        """Forget pending calls and let threads end."""
+        for attempt in self._pending.values():
+            attempt.is_cancelled = True
         self._pending.clear()
         for _ in range(self._num_started):
             self._tasks.put(None)
@@ -124,14 +138,17 @@ class ToolRunner:
         ]
         outcomes = []
         for attempt in late:
-            attempt.is_abandoned = True
-            self._start_thread()
-            self._num_started -= 1  # it replaces the hung one, which ends after its call
+            self._abandon(attempt)
             failure = f"no result within {self.timeout_s:g} s"
             outcome = self._settle(_Report(attempt, None, failure))
             if outcome is not None:
                 outcomes.append(outcome)
         return outcomes
+
+    def _abandon(self, attempt: _Attempt) -> None:
+        attempt.is_abandoned = True
+        self._start_thread()
+        self._num_started -= 1  # it replaces the busy one, which ends after its call
 
     def _start_attempt(self, attempt: _Attempt) -> None:
         self._pending[attempt.key] = attempt
@@ -143,12 +160,15 @@ class ToolRunner:
 
     def _work(self) -> None:
         while (attempt := self._tasks.get()) is not None:
+            if attempt.is_cancelled:
+                continue
             attempt.started = time.monotonic()
             try:
                 report = _Report(attempt, attempt.function(), None)
             # A tool is foreign code: whatever it raises ends this call, not the other rollouts.
             except Exception as error:
                 report = _Report(attempt, None, f"{type(error).__name__}: {error}")
+            attempt.is_done = True
             self._reports.put(report)
             if attempt.is_abandoned:
                 return

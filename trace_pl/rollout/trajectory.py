@@ -29,6 +29,10 @@ class AgentLimits:
     """Seconds for one attempt of a tool call."""
     tool_retries: int = 1
     """Further attempts of a tool call that failed or ran out of time."""
+    max_seconds: float | None = None
+    """Seconds from a rollout's start to its end, waiting for engine and tools included; None sets
+    no bound. A rollout beyond it is left out like one whose tools failed, so this is for the rare
+    straggler: which rollouts it meets depends on the clock and can not be reproduced."""
 
     def __post_init__(self) -> None:
         least = {
@@ -43,8 +47,10 @@ class AgentLimits:
                 raise ConfigError(
                     f"Expected limits.{name} of at least {minimum}, got {getattr(self, name)}."
                 )
-        if self.tool_timeout_s <= 0.0:
-            raise ConfigError(f"Expected limits.tool_timeout_s above 0, got {self.tool_timeout_s}.")
+        for name in ("tool_timeout_s", "max_seconds"):
+            seconds = getattr(self, name)
+            if seconds is not None and seconds <= 0.0:
+                raise ConfigError(f"Expected limits.{name} above 0, got {seconds}.")
 
 
 @dataclass(eq=False, slots=True)
@@ -61,6 +67,8 @@ class Trajectory:
     attempt: int
     session: ToolSession
     record: TokenRecord
+    started: float
+    """``time.monotonic()`` at the start of its first attempt."""
     consecutive_errors: int = 0
     num_requests: int = 0
     """Responses asked for, those of a failed attempt included."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -138,6 +138,11 @@ class VLLMEngine(RolloutEngine):
     def has_unfinished(self) -> bool:
         """Return whether :meth:`step` has work to do."""
         return bool(self._engine.has_unfinished_requests())
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Forget requests, and free their places in batch and cache."""
+        if request_ids:
+            self._engine.abort_request(list(request_ids))
 
     # --- weights ----------------------------------------------------------------------------
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 from trace_pl.types import ToolCall
 
@@ -42,6 +43,13 @@ class ToolCallFormat(Protocol):
             thinking_open: Whether the generation header already opened the thinking block.
         """
 
+    def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """Return what a system prompt says of tools if the chat template says nothing.
+
+        Args:
+            schemas: JSON schemas of the tools.
+        """
+
 
 class HermesFormat:
     """Qwen's format: ``<tool_call>`` around ``{"name": ..., "arguments": {...}}``.
@@ -63,8 +71,57 @@ class HermesFormat:
             return ParsedTurn(error=f"Error: {problem} Nothing was run.")
         if calls:
             return ParsedTurn(calls=calls)
-        answers = _ANSWER.findall(visible)
-        return ParsedTurn(answer=answers[-1].strip() if answers else None)
+        return ParsedTurn(answer=_answer(visible))
+
+    def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """Return what a system prompt says of tools if the chat template says nothing."""
+        return (
+            f"{_listed(schemas)}\n\nTo call one, write a JSON object with its name and arguments:\n"
+            '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
+        )
+
+
+class LlamaFormat:
+    """Llama 3's format: the turn is ``{"name": ..., "parameters": {...}}`` and nothing else.
+
+    A turn that begins with a brace or with the python tag is a call, whose arguments are never
+    guessed. Of several calls, one after the other or with semicolons between, the first is run.
+    Without a call, the last complete ``<answer>...</answer>`` is the final answer.
+    """
+
+    def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
+        """Read one assistant turn; never raises."""
+        found = text.strip().removeprefix("<|python_tag|>").lstrip()
+        if found == text.strip() and not found.startswith("{"):
+            return ParsedTurn(answer=_answer(text))
+        calls: list[ToolCall] = []
+        try:
+            while found:
+                value, end = _decoded(found, 0)
+                calls.append(_call(value, "parameters"))
+                found = found[end:].lstrip("; \n")
+        except _MalformedCall as problem:
+            return ParsedTurn(error=f"Error: {problem} Nothing was run.")
+        if not calls:
+            return ParsedTurn(error="Error: the tool call is empty. Nothing was run.")
+        return ParsedTurn(calls=tuple(calls))
+
+    def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
+        """Return what a system prompt says of tools if the chat template says nothing."""
+        return (
+            f"{_listed(schemas)}\n\nTo call one, write this JSON object and nothing else:\n"
+            '{"name": <name>, "parameters": <object>}'
+        )
+
+
+def _answer(text: str) -> str | None:
+    answers = _ANSWER.findall(text)
+    return answers[-1].strip() if answers else None
+
+
+def _listed(schemas: Sequence[Mapping[str, Any]]) -> str:
+    lines = "\n".join(json.dumps(schema) for schema in schemas)
+    return f"# Tools\n\nThe signatures of the tools:\n<tools>\n{lines}\n</tools>"
 
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
@@ -95,29 +152,33 @@ def _calls(text: str) -> tuple[ToolCall, ...]:
         begin = _after_space(text, start + len(_OPEN))
         if begin == len(text):
             raise _MalformedCall("the tool call is not closed.")
-        try:
-            value, end = _DECODER.raw_decode(text, begin)
-        except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "no JSON"
-            raise _MalformedCall(f"the tool call is not valid JSON ({reason}).") from error
+        value, end = _decoded(text, begin)
         end = _after_space(text, end)
         if not text.startswith(_CLOSE, end):
             problem = "is not closed" if end == len(text) else "holds more than one JSON object"
             raise _MalformedCall(f"the tool call {problem}.")
-        calls.append(_call(value))
+        calls.append(_call(value, "arguments"))
         at = end + len(_CLOSE)
     _refuse_stray_close(text[at:])
     return tuple(calls)
 
 
-def _call(value: object) -> ToolCall:
+def _decoded(text: str, begin: int) -> tuple[object, int]:
+    try:
+        return _DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "no JSON"
+        raise _MalformedCall(f"the tool call is not valid JSON ({reason}).") from error
+
+
+def _call(value: object, key: str) -> ToolCall:
     if not isinstance(value, dict):
         raise _MalformedCall("the tool call is not a JSON object.")
-    name, arguments = value.get("name"), value.get("arguments")
+    name, arguments = value.get("name"), value.get(key)
     if not isinstance(name, str) or not name:
         raise _MalformedCall('the tool call needs a text as "name".')
     if not isinstance(arguments, dict):
-        raise _MalformedCall('the tool call needs an object as "arguments".')
+        raise _MalformedCall(f'the tool call needs an object as "{key}".')
     return ToolCall(name, arguments)
 
 

@@ -59,5 +59,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 1280) -> PreTrainedT
         additional_special_tokens=[START],
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
+        # Merges run across so much that a result's last words would be other tokens than elsewhere.
+        slots_apart=True,
         chat_template=files(__package__).joinpath("chat_template.jinja").read_text(),
     )

@@ -1,0 +1,196 @@
+"""Whole epochs with a scripted policy: over-sampling, and what a run does when everything fails."""
+
+import lightning
+import pytest
+import torch
+from agent_runs import ANSWER, LIMITS, TEMPLATE, page
+from scripted import FunctionTools, ScriptedEngine, search
+
+from callbacks import FrozenReferenceProber, KStepTD, ToolCallSegmenter, TraceAnchor
+from trace_pl.credit.assigner import CreditAssigner
+from trace_pl.datamodule import RolloutDataModule
+from trace_pl.errors import ConfigError, RolloutError
+from trace_pl.module import TraceModule
+from trace_pl.rollout.engine import Completion
+from trace_pl.types import Question
+
+QUESTIONS = [Question(f"q{i}", f"Who built tower {i}?", ("Mira Holt",)) for i in range(9)]
+
+
+class SmallTask:
+    """Nine questions and one tool."""
+
+    def __init__(self, tools):
+        self.tools = tools
+
+    def questions(self, split):
+        return QUESTIONS
+
+    def toolbox(self):
+        return FunctionTools(self.tools)
+
+
+def make_data(model_dir, engine, tools=page, **settings):
+    settings = {"questions_per_epoch": 3, "group_size": 2, "limits": LIMITS, **settings}
+    return RolloutDataModule(
+        SmallTask(tools),
+        lambda path: engine,
+        str(model_dir),
+        parity_tolerance=1e9,  # a script has no log-probs to compare
+        **settings,
+    )
+
+
+def fit(data, epochs=1):
+    """Train with TRACE and return the module and what it logged."""
+    module = TraceModule(data.model_name, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    stages = [ToolCallSegmenter(), FrozenReferenceProber(), KStepTD(), TraceAnchor()]
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        callbacks=[*stages, CreditAssigner()],
+        reload_dataloaders_every_n_epochs=1,
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, datamodule=data)
+    return module, trainer.callback_metrics
+
+
+def asked(engine):
+    """Ids of the questions in the order of their first request."""
+    return list(dict.fromkeys(request.stream.split("/")[1] for request in engine.requests))
+
+
+# --- over-sampling ---------------------------------------------------------------------------
+
+
+def test_an_epoch_ends_when_enough_groups_are_complete_and_the_others_come_first_next(
+    tiny_model_dir,
+):
+    engine = ScriptedEngine(TEMPLATE, {"*": [ANSWER]})
+    data = make_data(tiny_model_dir, engine, extra_questions=2)
+    data.open()
+    data.pull_weights = lambda: None  # there is no trainer
+    first = [q.id for q in data._stream.take(5)]
+    data._stream._cursor = 0
+    slow = {first[1], first[3]}
+    engine.is_held = lambda rollout, step: rollout.split("/")[0] in slow
+    data.train_dataloader()
+    assert asked(engine) == first
+    assert not engine.has_unfinished()
+    assert [group.question.id for group in data.buffer.groups] == [first[0], first[2], first[4]]
+    assert data.state_dict()["returned"] == [first[1], first[3]]
+
+    engine.requests.clear()
+    engine.is_held = lambda rollout, step: False
+    data.buffer.was_read = True
+    data.train_dataloader()
+    assert asked(engine)[:2] == [first[1], first[3]]
+    assert len(data.buffer.groups) == 3
+
+
+def test_a_group_without_rollouts_does_not_count_as_one(tiny_model_dir):
+    def down_for_one(question, call, number):
+        if question == broken:
+            raise ConnectionError("service is down")
+        return page(question, call, number)
+
+    engine = ScriptedEngine(TEMPLATE, {"*": [search("a"), search("a"), ANSWER]})
+    data = make_data(tiny_model_dir, engine, down_for_one, extra_questions=1)
+    data.open()
+    data.pull_weights = lambda: None
+    broken = data._stream.take(1)[0].text
+    data._stream._cursor = 0
+    data.train_dataloader()
+    assert [len(group.rollouts) for group in data.buffer.groups] == [2, 2, 2]
+    assert broken not in {group.question.text for group in data.buffer.groups}
+
+
+def test_without_extra_questions_every_group_is_waited_for(tiny_model_dir):
+    engine = ScriptedEngine(TEMPLATE, {"*": [ANSWER]})
+    engine.is_held = lambda rollout, step: step < 4 and rollout.endswith("/1")
+    data = make_data(tiny_model_dir, engine)
+    data.open()
+    data.pull_weights = lambda: None
+    data.train_dataloader()
+    assert [len(group.rollouts) for group in data.buffer.groups] == [2, 2, 2]
+    assert [group.question.id for group in data.buffer.groups] == asked(engine)
+    assert data.state_dict()["returned"] == []
+
+
+def test_fewer_than_no_extra_questions_are_refused(tiny_model_dir):
+    with pytest.raises(ConfigError, match=r"data.extra_questions of at least 0, got -1"):
+        make_data(tiny_model_dir, None, extra_questions=-1)
+
+
+# --- faults ----------------------------------------------------------------------------------
+
+
+def test_a_tool_service_that_is_down_for_a_whole_epoch_stops_the_run(tiny_model_dir):
+    def down(question, call, number):
+        raise ConnectionError("service is down")
+
+    engine = ScriptedEngine(TEMPLATE, {"*": [search("a")] * 2})
+    with pytest.raises(RolloutError, match=r"all 6 failed.*ConnectionError: service is down"):
+        fit(make_data(tiny_model_dir, engine, down))
+    assert not engine.has_unfinished()
+
+
+def test_an_epoch_is_trained_on_what_is_left_of_it(tiny_model_dir):
+    def down_for_some(question, call, number):
+        if question[-2] in "02468":
+            raise ConnectionError("service is down")
+        return page(question, call, number)
+
+    engine = ScriptedEngine(TEMPLATE, {"*": [search("a"), search("a"), ANSWER]})
+    data = make_data(tiny_model_dir, engine, down_for_some, questions_per_epoch=9)
+    _, metrics = fit(data)
+    assert [len(group.rollouts) for group in data.buffer.groups] == [2] * 4
+    assert metrics["loss/policy_loss"].isfinite()
+
+
+def unchanged(module):
+    with module.reading_reference() as reference:
+        return all(
+            torch.equal(tensor, reference.state_dict()[name])
+            for name, tensor in module.policy.state_dict().items()
+        )
+
+
+@pytest.mark.parametrize("text", [ANSWER, "<answer>Somebody else</answer>", ""])
+def test_groups_of_equal_rewards_give_a_finite_step_of_exactly_zero(tiny_model_dir, text):
+    engine = ScriptedEngine(TEMPLATE, {"*": [text]})
+    module, metrics = fit(make_data(tiny_model_dir, engine))
+    assert metrics["loss/policy_loss"] == 0.0
+    assert metrics["loss/gradient_norm"] == 0.0
+    assert unchanged(module)
+
+
+class SometimesSilent(ScriptedEngine):
+    """Gives no token at all where the script says so."""
+
+    def _complete(self, request):
+        completion = super()._complete(request)
+        if "silence" in self.template.decode(completion.token_ids):
+            return Completion(request.request_id, (), (), "length")
+        return completion
+
+
+def test_responses_without_a_token_are_trained_around(tiny_model_dir):
+    script = {"*": [ANSWER]} | {f"q{i}/1": ["silence"] for i in range(9)}
+    module, metrics = fit(make_data(tiny_model_dir, SometimesSilent(TEMPLATE, script)))
+    assert metrics["loss/policy_loss"].isfinite()
+    assert metrics["loss/gradient_norm"] > 0.0
+    assert not unchanged(module)
+
+
+def test_an_epoch_without_a_single_sampled_token_is_a_finite_step_of_zero(tiny_model_dir):
+    engine = SometimesSilent(TEMPLATE, {"*": ["silence"]})
+    module, metrics = fit(make_data(tiny_model_dir, engine))
+    assert metrics["loss/policy_loss"] == 0.0
+    assert metrics["loss/gradient_norm"] == 0.0
+    assert unchanged(module)

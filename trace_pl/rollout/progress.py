@@ -1,0 +1,54 @@
+"""The progress bar of a collection of rollouts."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TextIO
+
+from tqdm import tqdm
+
+from trace_pl.rollout.protocols import RolloutCounts
+
+
+class RolloutBar:
+    """Shows trajectories, tokens per second, mean turns and tool errors, where there is a terminal.
+
+    Args:
+        what: goes before the bar.
+        file: where to show it, whatever it is; None means stderr, if that is a terminal.
+    """
+
+    def __init__(self, what: str, file: TextIO | None = None) -> None:
+        self._bar = tqdm(
+            desc=what, unit="traj", leave=False, file=file, disable=None if file is None else False
+        )
+
+    def show(self, counts: RolloutCounts) -> None:
+        """Show new counts."""
+        self._bar.total = counts.total
+        self._bar.set_postfix_str(describe(counts, self._seconds()), refresh=False)
+        self._bar.update(counts.finished - self._bar.n)
+
+    def _seconds(self) -> float:
+        return float(self._bar.format_dict["elapsed"])
+
+    def __enter__(self) -> RolloutBar:
+        """Return the bar itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+
+def describe(counts: RolloutCounts, seconds: float) -> str:
+    """Return what the bar says beside the number of trajectories."""
+    return (
+        f"{counts.tokens / max(seconds, 1e-9):,.0f} tok/s, "
+        f"{counts.turns / max(counts.finished, 1):.1f} turns, {counts.tool_errors} tool errors"
+    )
