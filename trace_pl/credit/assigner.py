@@ -52,8 +52,9 @@ class CreditAssigner(Callback):
             return
         self._pipeline = CreditPipeline.from_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
         path = None
-        if trainer.log_dir is not None:
-            path = Path(trainer.log_dir) / f"reference_scores_{trainer.global_rank}.sqlite"
+        log_dir = trainer.log_dir  # a broadcast, so every rank has to ask
+        if trainer.loggers and log_dir is not None:
+            path = Path(log_dir) / f"reference_scores_{trainer.global_rank}.sqlite"
             path.parent.mkdir(parents=True, exist_ok=True)
         self._known = ScoreStore(path)
 
