@@ -1,4 +1,4 @@
-"""The command line: `trace-pl fit | validate | test | predict`, plus `trace-pl make-base`."""
+"""The command line: `trace-pl fit | validate | test | predict`, plus `plan` and `make-base`."""
 
 from __future__ import annotations
 
@@ -158,6 +158,10 @@ def main() -> int:
             from trace_pl.data.closed_web.make_base import command
 
             command(sys.argv[2:])
+        elif sys.argv[1:2] == ["plan"]:
+            from trace_pl.plan.command import command as plan
+
+            return plan(sys.argv[2:])
         else:
             TraceCLI(
                 TraceModule,
@@ -168,7 +172,8 @@ def main() -> int:
                 save_config_kwargs={"overwrite": True},
                 parser_kwargs={
                     "description": "TRACE: turn-level credit for tool-using agents. "
-                    "`trace-pl make-base` trains the built-in tiny model."
+                    "`trace-pl plan` says whether a run fits; `trace-pl make-base` trains the "
+                    "built-in tiny model."
                 },
             )
     except TraceError as error:
