@@ -20,7 +20,7 @@ class Passes:
     saved: float
     """Bytes kept from forward to backward."""
     working: float
-    """Further bytes alive at the largest moment of the backward pass."""
+    """Bytes alive beyond those at the largest moment; below zero where much of them is gone."""
 
     @property
     def peak(self) -> float:
@@ -40,22 +40,25 @@ def layer_saved(shape: ModelShape, b: int) -> float:
 
 
 def layer_working(shape: ModelShape, b: int) -> float:
-    """Return the bytes of gradients alive in the backward pass of one layer, for each token."""
+    """Return the bytes that a layer's backward pass holds beyond what was saved, for each token.
+
+    It is largest in the feed-forward part, which comes first, or in the attention, when what the
+    feed-forward part saved is gone.
+    """
     d, q = shape.hidden, _width(shape.heads, shape)
+    inner = 2 * b * shape.ffn
     if shape.experts:
-        inner = shape.top_k * b * (3 * shape.expert_ffn + 2 * d)
-    else:
-        inner = 3 * b * shape.ffn
-    return 2 * b * d + max(inner, 4 * b * q)
+        inner = shape.top_k * b * (2 * d)
+    gone = _feed_forward_saved(shape, b) + _norm_saved(d, b) + b * d
+    return max(b * d + inner, 3 * b * q - gone)
 
 
 def forward_working(shape: ModelShape, b: int) -> float:
     """Return the bytes alive in a forward pass without gradients, for each token."""
     d, q, kv = shape.hidden, _width(shape.heads, shape), _width(shape.kv_heads, shape)
+    inner = 3 * b * shape.ffn
     if shape.experts:
         inner = shape.top_k * b * (2 * d + 3 * shape.expert_ffn)
-    else:
-        inner = 3 * b * shape.ffn
     return 3 * b * d + max(inner, b * (6 * q + 2 * kv))
 
 
@@ -74,18 +77,17 @@ def training_passes(
     d = shape.hidden
     layer = layer_saved(shape, b)
     kept = b * d if has_checkpointing else layer
-    last = _norm_saved(d, b)
     positions = 2 * b * shape.head_dim + 16
-    saved = tokens * (shape.layers * kept + last + positions) + num_predicted * b * d
-    layers = tokens * (layer_working(shape, b) + has_checkpointing * layer)
-    return Passes(saved, max(layers, head_working(shape, b, num_predicted)))
-
-
-def head_working(shape: ModelShape, b: int, num_predicted: int) -> float:
-    """Return the bytes of one chunk of logits, their log-softmax and the gradients of both."""
-    rows = min(num_predicted, max(1, LOGIT_BYTES // (4 * shape.vocab)))
-    copies = 12 if b == 4 else 12 + 2 * b  # float32 logits are no copy
-    return rows * shape.vocab * copies
+    behind = tokens * _norm_saved(d, b) + num_predicted * b * d  # gone when the last layer begins
+    layers = tokens * (shape.layers * kept + positions) + behind
+    again = layer - b * d * (b == 4) if has_checkpointing else 0  # in float32 its input is kept
+    in_layer = tokens * (layer_working(shape, b) + again) - behind
+    # One chunk is kept as it is, several are computed again. A chunk is its log-softmax, and in the
+    # backward pass the gradients of that and of the logits, all float32.
+    rows = max(1, LOGIT_BYTES // (4 * shape.vocab))
+    chunk = 4 * min(num_predicted, rows) * shape.vocab
+    kept_logits = chunk if num_predicted <= rows else 0
+    return Passes(layers + kept_logits, max(in_layer, 3 * chunk) - kept_logits)
 
 
 def scoring_pass(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import warnings
 from dataclasses import fields
 from typing import Any
 
@@ -25,7 +26,6 @@ class ParsedCLI(TraceCLI):
             TraceModule,
             RolloutDataModule,
             args=["fit", *arguments],
-            seed_everything_default=False,
             auto_configure_optimizers=False,
             save_config_callback=None,
         )
@@ -42,7 +42,10 @@ class ParsedCLI(TraceCLI):
 
 def parse_config(arguments: list[str]) -> Namespace:
     """Return the config of `trace-pl fit ARGUMENTS`."""
-    config: Namespace = ParsedCLI(arguments).config["fit"]
+    with warnings.catch_warnings():
+        # Lightning's word that arguments were given twice; it reads only these.
+        warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+        config: Namespace = ParsedCLI([*arguments, "--seed_everything=false"]).config["fit"]
     return config
 
 

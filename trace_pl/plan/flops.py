@@ -174,7 +174,7 @@ def _weights_read(shape: ModelShape, sequences: float) -> float:
     fixed += shape.head if shape.counts.head == 0 else 0
     if not shape.experts:
         return fixed
-    missed = (1 - shape.top_k / shape.experts) ** sequences
+    missed: float = (1 - shape.top_k / shape.experts) ** sequences
     return fixed + shape.counts.experts * (1 - missed)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from math import prod
 from pkgutil import resolve_name
 from typing import Any
 
@@ -106,11 +107,10 @@ def _sharding(trainer: Namespace, dtype_bytes: int, given: Assumptions) -> Shard
 
 def _shard_size(settings: dict[str, Any], world: int) -> int:
     """Return the ranks that hold one copy; a mesh of two dimensions is taken as one."""
-    sizes = [settings.get("data_parallel_size"), settings.get("tensor_parallel_size")]
+    sizes = [settings.get(f"{kind}_parallel_size", "auto") for kind in ("data", "tensor")]
     shard = settings.get("shard_size", "auto")
-    if shard == "auto" and all(isinstance(size, int) for size in sizes):
-        shard = sizes[0] * sizes[1]
-    shard = world if shard == "auto" else int(shard)
+    if shard == "auto":
+        shard = world if "auto" in sizes else prod(sizes)
     if shard < 1 or world % shard:
         raise ConfigError(
             f"Expected trainer.strategy.init_args.shard_size to divide the {world} GPUs, got "
@@ -185,7 +185,7 @@ def _engine(engine: Any, shape: ModelShape) -> Engine:  # noqa: ANN401  (a path,
 
 
 def _workload(data: Namespace, given: Assumptions) -> Workload:
-    limits = data["limits"] or vars(AgentLimits())
+    limits = data["limits"] or asdict(AgentLimits())
     tokens = given.tokens_per_trajectory or limits["max_trajectory_tokens"]
     turns = given.turns or limits["max_turns"]
     sampled = given.sampled_tokens or (turns + 1) * limits["max_response_tokens"]
@@ -204,4 +204,5 @@ def _name(slot: Any) -> str:  # noqa: ANN401  (a name, or a class path with its 
 
 
 def _settings(slot: Any) -> dict[str, Any]:  # noqa: ANN401
-    return {} if isinstance(slot, str) else vars(slot.get("init_args") or Namespace())
+    arguments = None if isinstance(slot, str) else slot.get("init_args")
+    return vars(arguments) if arguments else {}

@@ -27,7 +27,7 @@ class Memory:
     @property
     def total(self) -> float:
         """Sum of all kinds."""
-        return sum(vars(self).values())
+        return float(sum(vars(self).values()))
 
     @property
     def certain(self) -> float:
@@ -72,23 +72,22 @@ def buffers_of(run: Run) -> float:
     """Return the bytes that pass between parameters, gradients and other ranks.
 
     A gradient is computed beside the sum that it is added to, so the largest tensor counts once
-    more. Sharded, the layer in use and the next one lie whole in the type of the computation; so do
-    the tensors outside the layers from forward to backward, and their gradients. A layer's gradient
-    is copied to float32 to be averaged.
+    more. Sharded, the layer in use and the next one lie whole in the type of the computation, and
+    what is outside the layers from forward to backward. The gradient of a layer, or of one tensor
+    outside, lies whole and once more in float32 to be averaged.
     """
     shape, sharding = run.shape, run.sharding
     trains_all = shape.trained > shape.counts.adapter
-    largest = shape.head if trains_all else 0
     if sharding.kind != "sharded":
+        largest = shape.head * sharding.master_bytes if trains_all else 0
         buckets = shape.trained * sharding.master_bytes if sharding.has_buckets else 0
         casts = shape.total * sharding.param_bytes if sharding.is_autocast else 0
-        return largest * sharding.master_bytes + buckets + casts
-    gathered = (2 * shape.largest_layer + shape.outside_layers) * sharding.param_bytes
+        return largest + buckets + casts
+    once, twice = sharding.param_bytes, sharding.param_bytes + sharding.master_bytes
     if not trains_all:
-        return gathered
-    root_gradient = (shape.outside_layers + largest) * sharding.param_bytes
-    layer_gradient = shape.largest_layer * (sharding.param_bytes + sharding.master_bytes)
-    return gathered + root_gradient + layer_gradient
+        twice = 0
+    layers = shape.largest_layer * (2 * once + twice)
+    return shape.outside_layers * once + max(layers, shape.head * twice)
 
 
 def kv_bytes_per_token(shape: ModelShape, engine: Engine) -> int:

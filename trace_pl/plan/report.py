@@ -23,14 +23,16 @@ def memory_table(run: Run) -> str:
     memory = memory_of(run)
     rows = [(f.name.replace("_", " "), getattr(memory, f.name)) for f in fields(Memory)]
     lines = [f"{'memory of one GPU':<18}{'GiB':>8}"]
-    lines += [f"{name:<18}{size / GIB:>8.1f}" for name, size in rows]
+    lines += [f"{name:<18}{size / GIB:>8.2f}" for name, size in rows]
     capacity = run.device.gpu_memory
     free = capacity - memory.total / GIB
     verdict = f"fits, {free:.1f} free" if free >= 0 else f"DOES NOT FIT, {-free:.1f} too much"
-    lines.append(f"{'total':<18}{memory.total / GIB:>8.1f}  of {capacity:g}: {verdict}")
+    lines.append(f"{'total':<18}{memory.total / GIB:>8.2f}  of {capacity:g}: {verdict}")
     sequences = cached_sequences(run)
     where = f" on {run.engine.own_gpus} GPUs of its own" if run.engine.own_gpus else ""
-    cache = f"The engine{where} keeps {sequences:.1f} sequences of {run.engine.max_model_len} tokens"
+    cache = (
+        f"The engine{where} keeps {sequences:.1f} sequences of {run.engine.max_model_len} tokens"
+    )
     lines.append(cache + ("." if sequences >= 1.0 else ": TOO FEW to run."))
     if run.sharding.reference_on_cpu and run.training.has_reference:
         held = run.shape.base * run.sharding.reference_bytes / run.sharding.shard / GIB
@@ -85,8 +87,12 @@ def _headline(run: Run) -> str:
         "sharded": f"{sharding.world} GPUs, {sharding.shard} share a copy",
     }[sharding.kind]
     return (
-        f"{shape.name}: {shape.base / 1e9:.2f} B parameters, {shape.active / 1e9:.2f} B active, "
-        f"{shape.trained / 1e9:.2f} B trained; {how}.\n"
+        f"{shape.name}: {_count(shape.base)} parameters, {_count(shape.active)} active, "
+        f"{_count(shape.trained)} trained; {how}.\n"
         f"An epoch: {work.trajectories} trajectories of {work.tokens} tokens, "
         f"{work.sampled_tokens} of them sampled, {work.turns} tool turns."
     )
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e9:.2f} B" if number >= 1e9 else f"{number / 1e6:.2f} M"

@@ -14,25 +14,18 @@ class LiveBytes(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.now = self.peak = 0
-        self._known = weakref.WeakSet()
+        self.peak = 0
+        self._made = weakref.WeakSet()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        # A view or an in-place operation brings no new storage.
-        known = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
+        given = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
         for tensor in _tensors(result):
-            storage = tensor.untyped_storage()
-            if storage._cdata in known or storage in self._known:
-                continue
-            self._known.add(storage)
-            self.now += storage.nbytes()
-            self.peak = max(self.peak, self.now)
-            weakref.finalize(storage, self._drop, storage.nbytes())
+            if tensor.untyped_storage()._cdata not in given:  # neither a view nor in place
+                self._made.add(tensor.untyped_storage())
+        # Sharding shrinks and grows storages, so sizes are asked for again.
+        self.peak = max(self.peak, sum(storage.nbytes() for storage in self._made))
         return result
-
-    def _drop(self, size):
-        self.now -= size
 
 
 def _tensors(tree):
