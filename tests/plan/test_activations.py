@@ -3,9 +3,9 @@
 import pytest
 import torch
 from measured_bytes import LiveBytes, backward_peak, rows, saved_bytes
-from wide_models import make_wide, make_wide_llama, make_wide_moe
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
+from wide_models import make_wide, make_wide_llama, make_wide_moe
 
 from trace_pl.plan.activations import scoring_pass, training_passes
 from trace_pl.plan.flops import forward_flops

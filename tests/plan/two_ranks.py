@@ -8,11 +8,11 @@ import sys
 
 import torch
 from measured_bytes import LiveBytes, rows, storage_bytes
-from wide_models import make_wide
 from torch import distributed, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
+from wide_models import make_wide
 
 from trace_pl.policy import sampled_logprobs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from math import prod
 from pkgutil import resolve_name
 from typing import Any
 
@@ -19,7 +18,6 @@ from trace_pl.rollout.agent import AgentLimits
 
 _BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
 _SHARED_ENGINES = {"VLLMEngine", "AutoEngine", "HFEngine"}
-_SHARDED_STRATEGIES = {"ShardedStrategy", "ModelParallelStrategy"}
 _COPYING_STRATEGIES = {"auto", "ddp", "ddp_spawn", "DDPStrategy", "SingleDeviceStrategy"}
 
 
@@ -88,13 +86,15 @@ def _sharding(trainer: Namespace, dtype_bytes: int, given: Assumptions) -> Shard
         gpus_per_node=given.gpus_per_node,
     )
     strategy, settings = _name(trainer["strategy"]), _settings(trainer["strategy"])
-    if strategy in _SHARDED_STRATEGIES:
-        shard = _shard_size(settings, world)
-        if strategy == "ShardedStrategy":
-            param_bytes = _BYTES[settings.get("param_dtype", "bfloat16")]
-            base = replace(base, master_bytes=4, param_bytes=param_bytes, is_autocast=False)
-        on_cpu = bool(settings.get("reference_on_cpu", False))
-        return replace(base, kind="sharded", shard=shard, reference_on_cpu=on_cpu)
+    if strategy == "ShardedStrategy":
+        return replace(
+            base,
+            kind="sharded",
+            shard=_shard_size(settings, world),
+            param_bytes=_BYTES[settings["compute_dtype"]],
+            is_autocast=False,
+            reference_on_cpu=settings["reference_on_cpu"],
+        )
     if strategy not in _COPYING_STRATEGIES:
         raise ConfigError(
             f"Expected a strategy of configs/strategy in trainer.strategy, got '{strategy}', whose "
@@ -106,15 +106,12 @@ def _sharding(trainer: Namespace, dtype_bytes: int, given: Assumptions) -> Shard
 
 
 def _shard_size(settings: dict[str, Any], world: int) -> int:
-    """Return the ranks that hold one copy; a mesh of two dimensions is taken as one."""
-    sizes = [settings.get(f"{kind}_parallel_size", "auto") for kind in ("data", "tensor")]
-    shard = settings.get("shard_size", "auto")
-    if shard == "auto":
-        shard = world if "auto" in sizes else prod(sizes)
+    """Return the ranks that hold one copy."""
+    shard = int(settings["shard_size"] or world)
     if shard < 1 or world % shard:
         raise ConfigError(
             f"Expected trainer.strategy.init_args.shard_size to divide the {world} GPUs, got "
-            f"{shard}. Set it to a divisor, or to auto."
+            f"{shard}. Set it to a divisor, or to null for all of them."
         )
     return shard
 

@@ -83,7 +83,7 @@ def buffers_of(run: Run) -> float:
         buckets = shape.trained * sharding.master_bytes if sharding.has_buckets else 0
         casts = shape.total * sharding.param_bytes if sharding.is_autocast else 0
         return largest + buckets + casts
-    once, twice = sharding.param_bytes, sharding.param_bytes + sharding.master_bytes
+    once, twice = sharding.param_bytes, sharding.param_bytes + 4
     if not trains_all:
         twice = 0
     layers = shape.largest_layer * (2 * once + twice)

@@ -26,25 +26,29 @@ def remedies(run: Run) -> list[Remedy]:
 
 
 def combination(run: Run) -> list[Remedy]:
-    """Return changes that make a run fit together, each made on top of those before it.
+    """Return changes that make room together, each made on top of those before it.
 
-    Changes of what is computed with, or of what is learnt, come last. Empty if none suffice.
+    Further GPUs, and changes of what is learnt, come last. Empty if nothing suffices.
     """
     chosen: list[Remedy] = []
-    while not fits(run):
+    while not has_room(run) and len(chosen) < 12:
         left = remedies(run)
-        gentle = [r for r in left if "lora" not in r.setting and "num_nodes" not in r.setting]
-        if not left or len(chosen) > 8:
+        if not left:
             return []
+        gentle = [r for r in left if "lora" not in r.setting and "num_nodes" not in r.setting]
         chosen.append((gentle or left)[0])
         run = chosen[-1].run
-    return chosen
+    return chosen if has_room(run) else []
+
+
+def has_room(run: Run) -> bool:
+    """Return whether everything fits into the memory of a GPU of the trainer."""
+    return memory_of(run).total <= run.device.gpu_memory * GIB
 
 
 def fits(run: Run) -> bool:
-    """Return whether everything fits into a GPU of the trainer, and a sequence into the cache."""
-    has_room = memory_of(run).total <= run.device.gpu_memory * GIB
-    return has_room and cached_sequences(run) >= 1.0
+    """Return whether the trainer has room, and the engine's cache for one sequence."""
+    return has_room(run) and cached_sequences(run) >= 1.0
 
 
 def _candidates(run: Run) -> Iterator[Remedy]:
@@ -84,12 +88,17 @@ def _of_sharing(run: Run) -> Iterator[Remedy]:
     sharding = run.sharding
     if sharding.kind != "sharded" and sharding.world > 1:
         shared = replace(
-            sharding, kind="sharded", shard=sharding.world, param_bytes=2, has_buckets=False
+            sharding,
+            kind="sharded",
+            shard=sharding.world,
+            param_bytes=2,
+            has_buckets=False,
+            is_autocast=False,
         )
         yield Remedy("--config configs/strategy/fsdp.yaml", replace(run, sharding=shared))
     if sharding.kind == "sharded" and sharding.shard < sharding.world:
         yield Remedy(
-            "trainer.strategy.init_args.shard_size: auto",
+            "trainer.strategy.init_args.shard_size: null",
             replace(run, sharding=replace(sharding, shard=sharding.world)),
         )
     if sharding.kind == "sharded" and run.training.has_reference:

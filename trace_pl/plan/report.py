@@ -6,8 +6,8 @@ from dataclasses import fields
 
 from trace_pl.plan.flops import GIGA, TERA, phases_of
 from trace_pl.plan.inputs import GIB, Run
-from trace_pl.plan.memory import Memory, cached_sequences, memory_of
-from trace_pl.plan.remedies import combination, fits, remedies
+from trace_pl.plan.memory import Memory, cached_sequences, kv_bytes_per_token, memory_of
+from trace_pl.plan.remedies import combination, fits, has_room, remedies
 
 
 def report(run: Run) -> str:
@@ -66,7 +66,18 @@ def update_rate(run: Run) -> float:
 
 def advice(run: Run) -> str:
     """Return the settings that save memory, and some that suffice together."""
-    lines = ["One change alone would leave:"]
+    lines = []
+    if cached_sequences(run) < 1.0:
+        engine = run.engine
+        least = kv_bytes_per_token(run.shape, engine) * engine.max_model_len / engine.gpus_of_one
+        lines.append(
+            f"One sequence of {engine.max_model_len} tokens takes {least / GIB:.2f} GiB of cache: "
+            "raise data.engine.init_args.kv_cache_gib (or gpu_memory_utilization), or lower "
+            "max_model_len."
+        )
+    if has_room(run):
+        return "\n".join(lines)
+    lines.append("One change alone would leave:")
     for remedy in remedies(run):
         lines.append(f"  {memory_of(remedy.run).total / GIB:>7.1f} GiB  {remedy.setting}")
     together = combination(run)
@@ -75,7 +86,8 @@ def advice(run: Run) -> str:
         lines.append(f"These together fit, with {left:.1f} GiB:")
         lines += [f"  {remedy.setting}" for remedy in together]
     else:
-        lines.append("No combination of them fits: take GPUs with more memory, or a smaller model.")
+        lines.append("No combination of them fits: take GPUs with more memory, a smaller model, or")
+        lines.append("an engine on GPUs of its own.")
     return "\n".join(lines)
 
 

@@ -39,8 +39,8 @@ def require_fit(config: Namespace, gpu_memory: float, gpus: int | None = None) -
         )
     if not fits(run):
         logger.warning(
-            "Trajectories of %d tokens may not fit into the memory of a GPU.\n\n%s\n\n%s",
-            run.work.tokens,
+            "A forward of %d tokens may not fit into the memory of a GPU.\n\n%s\n\n%s",
+            run.forward_tokens,
             memory_table(run),
             advice(run),
         )
