@@ -40,82 +40,8 @@ CASES = {
     ),
 }
 
-WORDS = """# What a run needs
-
-`trace-pl plan` takes the arguments of `trace-pl fit` and says, from the model's `config.json` alone,
-what memory each GPU needs, whether that fits, what to change if not, and how long an epoch takes. It
-loads no weights and needs no GPU. It ends with exit code 1 if the run does not fit. This page is
-written by `python benchmarks/plan_table.py`; every figure of ours in it is the command's. **None of
-it was measured on a GPU.**
-
-{overview}
-
-All of them with `{lengths}`. One epoch is one update on 128 trajectories.
-
-## Beside another trainer
-
-prime-rl publishes what its trainer alone reaches on 8 H200, full-parameter RL, with activations
-recomputed ([source]({source})). The plan's figures are for the same step: two sequences for each GPU,
-every token trained. They are what we expect, theirs are what they measured.
-
-{comparison}
-
-"Utilisation in theirs" is the share of the peak that their time would be of our count of operations;
-the plan assumes {device.utilisation:.0%} throughout. The plan is far above them where it is small:
-their times of the two lengths differ by less than the lengths, so much of a short step is spent on
-something that does not grow with tokens, which the plan does not know of. Take the plan's seconds as
-what good kernels reach, and its memory as what the run will need. Our GiB leave out the frozen
-reference, which theirs has not, and the reserve.
-
-## What is assumed
-
-| option | default | meaning |
-| --- | --- | --- |
-| `--gpu-memory` | {device.gpu_memory:g} | GiB of one GPU (what `nvidia-smi` shows as MiB, by 1024) |
-| `--peak-tflops` | {device.peak_tflops:g} | dense bfloat16 rate of an H100 or H200 SXM |
-| `--peak-tflops-fp32` | {device.peak_tflops_fp32:g} | the same in float32 |
-| `--memory-tb-s` | {device.memory_tb_s:g} | bandwidth of its memory: an H100's; give 4.8 for an H200 |
-| `--link-gb-s` | {device.link_gb_s:g} | to a GPU of the same node, one direction |
-| `--network-gb-s` | {device.network_gb_s:g} | to a GPU of another node |
-| `--host-gb-s` | {device.host_gb_s:g} | to main memory |
-| `--utilisation` | {device.utilisation:g} | share of the peak that arithmetic reaches |
-| `--bandwidth-utilisation` | {device.bandwidth_utilisation:g} | share of each bandwidth |
-| `--reserve-gib` | {device.reserve_gib:g} | CUDA context, NCCL, CUDA graphs, fragmentation |
-| `--gpus` | of the config | GPUs of the trainer |
-| `--engine-gpus` | 0 for an engine in process | GPUs that only the engine uses |
-| `--tokens-per-trajectory` | `data.limits.max_trajectory_tokens` | |
-| `--turns` | `data.limits.max_turns` | tool turns |
-| `--sampled-tokens` | all that the limits allow | tokens that the policy sampled |
-| `--answer-tokens` | {answer_tokens} | tokens of all branches of one boundary |
-
-Memory. Every kind is taken at its own largest moment, on the fullest GPU.
-- *weights, gradients, optimizer*: parameters in `model.dtype`, divided by the GPUs that share a copy;
-  the optimizer's state is that of one step of the configured optimizer. An adapter's own alone.
-- *reference*: a frozen copy in the type of the computation, divided likewise; none if no stage and no
-  loss reads it, or if an adapter is switched off instead.
-- *activations*: of the larger of an update's forward and a scoring forward: every tensor that the
-  layers save, counted one by one, and the gradients alive beside them. Attention keeps keys and values
-  of all heads; the vocabulary head works in chunks; logits and norms are float32.
-- *engine weights, kv cache*: a whole copy on each GPU for an engine in process; `kv_cache_gib`, or
-  what `gpu_memory_utilization` leaves beside the weights and a forward of 8,192 tokens.
-- *buffers*: the layer in use and the next one gathered, what lies outside the layers gathered
-  throughout, gradients on their way to the other ranks; with `ddp` the buckets.
-
-Arithmetic. 2 operations for each parameter and token, twice that backward, once more forward where
-activations are recomputed; half a square of attention; of a mixture the experts that a token visits.
-An update exchanges its layers while it computes, so the slower of both counts. Decoding reads all
-weights once for each token of the sequences at hand, and the keys and values of half a trajectory.
-Tools, tokenising, uneven lengths, checkpoints and evaluation take no time. Routers of a mixture are
-counted like its other weights.
-
-What is checked: on one process and on two (`ddp`, and FSDP2 over gloo) with random models,
-`tests/plan` finds weights, gradients and optimizer state equal to the byte, saved activations and the
-largest moment of a backward pass within a tenth, gathered layers and buckets with them within 15 %.
-Before a run on GPUs loads anything, the same plan stops it if what does not depend on lengths exceeds
-the memory, and warns if the rest may.
-
-## The plans
-"""
+WORDS = Path(__file__).with_name("scale_words.md")
+"""The page without its tables."""
 
 
 @dataclass(frozen=True)
