@@ -15,7 +15,8 @@ from pathlib import Path
 from trace_pl.files import write_atomically
 from trace_pl.plan.command import make_run
 from trace_pl.plan.flops import TERA, phases_of
-from trace_pl.plan.inputs import GIB, Run
+from trace_pl.plan.from_config import Assumptions
+from trace_pl.plan.inputs import GIB, Device, Run
 from trace_pl.plan.memory import memory_of
 from trace_pl.plan.remedies import fits
 from trace_pl.plan.report import report, update_rate
@@ -131,11 +132,20 @@ def comparison(runs: list[Run]) -> str:
 
 def page(runs: dict[str, Run], beside: list[Run]) -> str:
     """Return docs/scale.md."""
-    parts = [WORDS.format(overview=overview(runs), comparison=comparison(beside), source=SOURCE)]
-    for title, arguments in CASES.items():
-        parts.append(
-            f"### {title}\n\n    trace-pl plan {arguments}\n\n```\n{report(runs[title])}\n```"
+    words = WORDS.read_text(encoding="utf-8")
+    parts = [
+        words.format(
+            overview=overview(runs),
+            comparison=comparison(beside),
+            source=SOURCE,
+            device=Device(),
+            answer_tokens=Assumptions().answer_tokens,
+            lengths=LENGTHS,
         )
+    ]
+    for title, arguments in CASES.items():
+        command = f"    trace-pl plan {arguments}"
+        parts.append(f"### {title}\n\n{command}\n\n```\n{report(runs[title])}\n```")
     return "\n\n".join(parts) + "\n"
 
 
