@@ -26,21 +26,22 @@ H100 = "--gpus 8 --gpu-memory 80"
 H200 = "--gpus 8 --gpu-memory 141 --memory-tb-s 4.8"
 DENSE, MIXTURE = "--config configs/qwen3_4b.yaml", "--config configs/qwen3_30b_a3b.yaml"
 OFFLOAD = "--config configs/strategy/fsdp_offload.yaml"
-LENGTHS = "--tokens-per-trajectory 32768 --sampled-tokens 8192 --turns 40"
+LORA = "--config configs/options/lora.yaml"
+LENGTHS = "--sampled-tokens 12288"
+SHORT = "--tokens-per-trajectory 16384 --data.tokens_per_forward 16384 --sampled-tokens 4096"
 OWN_ENGINE = "--engine-gpus 8"
+HALF = "--data.engine.init_args.gpu_memory_utilization 0.55"
 CASES = {
     "Qwen3-4B on 8 x 80 GB": f"{DENSE} {H100} {LENGTHS}",
     "Qwen3-4B on 8 x 141 GB": f"{DENSE} {H200} {LENGTHS}",
     "Qwen3-30B-A3B on 8 x 80 GB": f"{MIXTURE} {H100} {LENGTHS}",
-    "Qwen3-30B-A3B on 8 x 80 GB, the engine on 8 more": (
-        f"{MIXTURE} {OFFLOAD} {H100} {LENGTHS} {OWN_ENGINE}"
+    "Qwen3-30B-A3B on 8 x 80 GB, 16k tokens, reference in main memory, engine on 8 more": (
+        f"{MIXTURE} {OFFLOAD} {H100} {SHORT} {OWN_ENGINE}"
     ),
     "Qwen3-30B-A3B on 8 x 141 GB": f"{MIXTURE} {H200} {LENGTHS}",
-    "Qwen3-30B-A3B on 8 x 141 GB, the engine on 8 more": (
-        f"{MIXTURE} {H200} {LENGTHS} {OWN_ENGINE}"
-    ),
+    "Qwen3-30B-A3B on 8 x 141 GB, engine on 8 more": f"{MIXTURE} {H200} {LENGTHS} {OWN_ENGINE}",
+    "Qwen3-30B-A3B on 8 x 141 GB, adapter, 16k tokens": (f"{MIXTURE} {LORA} {H200} {SHORT} {HALF}"),
 }
-
 WORDS = Path(__file__).with_name("scale_words.md")
 """The page without its tables."""
 
@@ -99,13 +100,14 @@ def overview(runs: dict[str, Run]) -> str:
         rows.append(
             [
                 title,
+                f"{run.work.tokens:,}",
                 f"{memory_of(run).total / GIB:.1f}",
                 "yes" if fits(run) else "no",
-                *(f"{seconds[name]:.1f}" for name in names),
-                f"{update_rate(run):,.0f}",
+                *(f"{seconds[name]:.1f}" if fits(run) else "-" for name in names),
+                f"{update_rate(run):,.0f}" if fits(run) else "-",
             ]
         )
-    head = ["", "GiB per GPU", "fits", "rollout s", "credit s", "update s", "push s"]
+    head = ["", "tokens", "GiB per GPU", "fits", "rollout s", "credit s", "update s", "push s"]
     return table([*head, "tokens/s of the update"], rows)
 
 
@@ -132,7 +134,7 @@ def comparison(runs: list[Run]) -> str:
 
 def page(runs: dict[str, Run], beside: list[Run]) -> str:
     """Return docs/scale.md."""
-    words = WORDS.read_text(encoding="utf-8")
+    words = WORDS.read_text(encoding="utf-8").rstrip()
     parts = [
         words.format(
             overview=overview(runs),
@@ -140,7 +142,6 @@ def page(runs: dict[str, Run], beside: list[Run]) -> str:
             source=SOURCE,
             device=Device(),
             answer_tokens=Assumptions().answer_tokens,
-            lengths=LENGTHS,
         )
     ]
     for title, arguments in CASES.items():

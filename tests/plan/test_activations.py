@@ -54,6 +54,21 @@ def test_a_plan_knows_what_checkpointing_leaves(kind):
     assert plan.peak == pytest.approx(backward_peak(model, ids, mask), rel=0.1)
 
 
+@pytest.mark.parametrize("has_checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["qwen", "few words"])
+def test_a_plan_knows_the_casts_of_mixed_precision(kind, has_checkpointing):
+    model = KINDS[kind]()
+    if has_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    ids, mask = rows(model.config.vocab_size, LENGTHS)
+    with torch.autocast("cpu", torch.bfloat16):
+        held = backward_peak(model, ids, mask)
+    shape, tokens = shape_of(model), sum(LENGTHS) - len(LENGTHS)
+    plan = training_passes(shape, 2, tokens, int(mask.sum()), has_checkpointing, True)
+    weights = 2 * shape.total  # every parameter is cast once and kept
+    assert plan.peak + weights == pytest.approx(held, rel=0.15)
+
+
 def test_a_plan_knows_the_chunks_of_a_large_vocabulary():
     model = make_wide(vocab_size=50_000, num_hidden_layers=1)
     ids, mask = rows(50_000, [300])  # more than one chunk of logits

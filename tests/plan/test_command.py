@@ -100,6 +100,14 @@ def test_the_sharded_strategy_reaches_the_plan():
         run_from_config(config, Assumptions(gpus=6))
 
 
+def test_mixed_precision_casts_the_policy_and_not_the_reference():
+    sharding = make_run([QUICKSTART, "--trainer.precision=bf16-mixed"]).sharding
+    assert (sharding.master_bytes, sharding.param_bytes, sharding.reference_bytes) == (4, 2, 4)
+    assert sharding.is_autocast
+    sharding = make_run([QUICKSTART, "--model.dtype=bfloat16"]).sharding
+    assert (sharding.master_bytes, sharding.param_bytes, sharding.reference_bytes) == (2, 2, 2)
+
+
 def test_an_unknown_strategy_is_refused():
     config = parse_config([QUICKSTART, "--trainer.strategy=deepspeed"])
     with pytest.raises(ConfigError, match="got 'deepspeed'"):

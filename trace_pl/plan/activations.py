@@ -63,7 +63,12 @@ def forward_working(shape: ModelShape, b: int) -> float:
 
 
 def training_passes(
-    shape: ModelShape, b: int, tokens: int, num_predicted: int, has_checkpointing: bool
+    shape: ModelShape,
+    b: int,
+    tokens: int,
+    num_predicted: int,
+    has_checkpointing: bool,
+    is_autocast: bool = False,
 ) -> Passes:
     """Return what one training forward and backward hold.
 
@@ -73,10 +78,12 @@ def training_passes(
         tokens: Tokens read.
         num_predicted: Tokens whose log-prob is taken.
         has_checkpointing: Whether layers keep only their input.
+        is_autocast: Whether float32 parameters and sums are cast to ``b`` bytes on use.
     """
     d = shape.hidden
-    layer = layer_saved(shape, b)
-    kept = b * d if has_checkpointing else layer
+    layer = layer_saved(shape, b) + is_autocast * _casts_saved(shape, b)
+    stream = 4 if is_autocast else b  # bytes of what runs from layer to layer
+    kept = stream * d if has_checkpointing else layer
     positions = 2 * b * shape.head_dim + 16
     behind = tokens * _norm_saved(d, b) + num_predicted * b * d  # gone when the last layer begins
     layers = tokens * (shape.layers * kept + positions) + behind
@@ -112,6 +119,12 @@ def _feed_forward_saved(shape: ModelShape, b: int) -> float:
         return 4 * b * shape.ffn  # gate, its activation, up, and their product
     visited = 2 * b * shape.hidden + 4 * b * shape.expert_ffn
     return shape.top_k * (visited + 24) + 4 * shape.experts
+
+
+def _casts_saved(shape: ModelShape, b: int) -> float:
+    """Each of five projections casts its own input; norms keep their values in float32."""
+    widths = _width(shape.heads, shape) + _width(shape.kv_heads, shape)
+    return (3 * b + 2 * (4 - b)) * shape.hidden + (4 - b) * widths
 
 
 def _norm_saved(width: int, b: int) -> float:

@@ -60,7 +60,12 @@ def activations_of(run: Run) -> float:
     shape, b = run.shape, run.sharding.param_bytes
     sampled = run.forward_tokens * run.work.sampled_tokens // run.work.tokens
     update = training_passes(
-        shape, b, run.forward_tokens, sampled, run.training.has_checkpointing
+        shape,
+        b,
+        run.forward_tokens,
+        sampled,
+        run.training.has_checkpointing,
+        run.sharding.is_autocast,
     ).peak
     if not run.training.has_credit:
         return update

@@ -145,7 +145,8 @@ def shape_of(model: PreTrainedModel, name: str = "") -> ModelShape:
     config = model.config
     counts: Counter[str] = Counter()
     for key, parameter in model.named_parameters():
-        counts[next(kind for kind, part in _KINDS if re.search(part, key))] += parameter.numel()
+        kind = next((kind for kind, part in _KINDS if re.search(part, key)), "mlp")
+        counts[kind] += parameter.numel()
     layers = [sum(p.numel() for p in layer.parameters()) for layer in model.get_decoder().layers]
     return ModelShape(
         name=name,
