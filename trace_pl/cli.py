@@ -1,7 +1,8 @@
-"""The command line: `trace-pl fit | validate | test | predict`, and `export` and `make-base`."""
+"""The command line: `trace-pl fit | validate | test | predict`, and a few commands beside it."""
 
 from __future__ import annotations
 
+import importlib
 import sys
 import tempfile
 import warnings
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from jsonargparse import Namespace, auto_cli
+from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
@@ -28,6 +29,14 @@ SLOTS: dict[str, tuple[type, str]] = {
     "credit.anchor": (Anchor, "callbacks.TraceAnchor"),
 }
 """Slot -> (stage, default class); swapped by key: `--credit.anchor callbacks.OutcomeOnly`."""
+
+
+COMMANDS = {
+    "make-base": "trace_pl.data.closed_web.make_base",
+    "export": "trace_pl.export",
+    "plan": "trace_pl.plan.command",
+}
+"""Commands beside Lightning's -> the module whose ``command`` is given the arguments."""
 
 
 class TraceCLI(LightningCLI):
@@ -176,28 +185,22 @@ def main() -> int:
     for message in _EXPECTED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     try:
-        if sys.argv[1:2] == ["make-base"]:
-            from trace_pl.data.closed_web.make_base import command
-
-            command(sys.argv[2:])
-        elif sys.argv[1:2] == ["export"]:
-            from trace_pl.export import export
-
-            auto_cli(export, args=sys.argv[2:], as_positional=True)
-        else:
-            TraceCLI(
-                TraceModule,
-                RolloutDataModule,
-                seed_everything_default=0,
-                auto_configure_optimizers=False,
-                save_config_callback=SaveConfigBesideLogs,
-                save_config_kwargs={"overwrite": True},
-                parser_kwargs={
-                    "description": "TRACE: turn-level credit for tool-using agents. "
-                    "`trace-pl export` writes a checkpoint as a Hugging Face folder, "
-                    "`trace-pl make-base` trains the built-in tiny model."
-                },
-            )
+        if sys.argv[1:2] and sys.argv[1] in COMMANDS:
+            module = importlib.import_module(COMMANDS[sys.argv[1]])
+            return int(module.command(sys.argv[2:]) or 0)
+        TraceCLI(
+            TraceModule,
+            RolloutDataModule,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            save_config_callback=SaveConfigBesideLogs,
+            save_config_kwargs={"overwrite": True},
+            parser_kwargs={
+                "description": "TRACE: turn-level credit for tool-using agents. "
+                "`trace-pl plan` says whether a run fits, `trace-pl export` writes a checkpoint "
+                "as a Hugging Face folder, `trace-pl make-base` trains the built-in tiny model."
+            },
+        )
     except TraceError as error:
         print(f"trace-pl: error: {error}", file=sys.stderr)
         return 2

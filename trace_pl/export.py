@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jsonargparse import auto_cli
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -67,6 +68,11 @@ def export(
         model.save_pretrained(folder, max_shard_size=max_shard_size)
         load_tokenizer(model_name).save_pretrained(str(folder))
         (folder / "README.md").write_text(model_card(saved, checkpoint), encoding="utf-8")
+
+
+def command(arguments: list[str]) -> None:
+    """Run `trace-pl export CHECKPOINT OUTPUT`."""
+    auto_cli(export, args=arguments, as_positional=True)
 
 
 def model_card(saved: Mapping[str, Any], checkpoint: Path) -> str:

@@ -1,0 +1,70 @@
+"""What tensors really take, counted while the trainer's own functions run."""
+
+import weakref
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from trace_pl.policy import sampled_logprobs
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the storages that operations make while the mode is on, and the most alive at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.peak = 0
+        self._made = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
+        for tensor in _tensors(result):
+            if tensor.untyped_storage()._cdata not in given:  # neither a view nor in place
+                self._made.add(tensor.untyped_storage())
+        # Sharding shrinks and grows storages, so sizes are asked for again.
+        self.peak = max(self.peak, sum(storage.nbytes() for storage in self._made))
+        return result
+
+
+def _tensors(tree):
+    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
+
+
+def storage_bytes(tensors):
+    """Bytes of the different storages behind some tensors."""
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def rows(vocab, lengths, prompt=8):
+    """Token ids and a mask that leaves out the prompt, right-padded."""
+    torch.manual_seed(1)
+    ids = torch.randint(vocab, (len(lengths), max(lengths)))
+    places = torch.arange(max(lengths))
+    return ids, (places >= prompt) & (places < torch.tensor(lengths)[:, None])
+
+
+def saved_bytes(model, ids, mask):
+    """Bytes that the forward pass of training keeps for its backward pass, parameters left out."""
+    of_model = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = []
+
+    def pack(tensor):
+        if tensor.untyped_storage().data_ptr() not in of_model:
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        sampled_logprobs(model, ids, mask).sum()
+    return storage_bytes(kept)
+
+
+def backward_peak(model, ids, mask):
+    """Most bytes alive beside parameters and gradients in a forward and backward pass."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with LiveBytes() as live:
+        sampled_logprobs(model, ids, mask).sum().backward()
+    return live.peak

@@ -1,0 +1,123 @@
+"""The plan's weights, gradients and optimizer against those of real trainers."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from fixed_experience import train
+from lightning.pytorch.callbacks import Callback
+from measured_bytes import storage_bytes
+from wide_models import make_wide
+
+from trace_pl.adapters import LoRA
+from trace_pl.plan.activations import training_passes
+from trace_pl.plan.inputs import GIB, Engine, Run, Sharding, Training, Workload
+from trace_pl.plan.memory import buffers_of, memory_of
+from trace_pl.plan.shapes import read_shape, shape_of
+
+WORK = Workload(trajectories=10, tokens=30, sampled_tokens=10, turns=3)
+
+
+class Held(Callback):
+    """Bytes of every kind once an optimizer step was taken."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        gradients = [p.grad for p in pl_module.policy.parameters() if p.grad is not None]
+        self.gradients = storage_bytes(gradients)
+
+    def on_train_end(self, trainer, pl_module):
+        states = trainer.optimizers[0].state.values()
+        self.weights = storage_bytes(pl_module.policy.parameters())
+        self.optimizer = storage_bytes(x for s in states for x in s.values() if x.numel() > 1)
+        self.reference = sum(storage_bytes(m.parameters()) for m in pl_module._reference)
+
+
+@pytest.mark.parametrize("adapter", [None, LoRA(rank=4)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_plan_knows_what_a_trainer_holds(tiny_model_dir, dtype, adapter):
+    held = Held()
+    settings = {"optimizer": torch.optim.AdamW, "dtype": dtype, "adapter": adapter}
+    train(tiny_model_dir, callbacks=[held], model=settings)
+    size = getattr(torch, dtype).itemsize
+    plan = memory_of(
+        Run(
+            read_shape(str(tiny_model_dir), adapter),
+            Sharding(master_bytes=size, param_bytes=size),
+            Training(optimizer_bytes=2 * size, has_reference=adapter is None),
+            Engine(),
+            WORK,
+        )
+    )
+    assert plan.weights == held.weights
+    assert plan.gradients == held.gradients
+    assert plan.optimizer == held.optimizer
+    assert plan.reference == held.reference
+
+
+def sharing(kind):
+    if kind == "ddp":
+        return Sharding(kind, world=2, has_buckets=True)
+    return Sharding(kind, world=2, shard=2, param_bytes=2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "lengths"),
+    [
+        ("ddp", {}, [300, 200]),
+        ("sharded", {}, [300, 200]),
+        ("sharded", {"vocab_size": 64}, [12, 12]),  # hardly more than gathered layers
+    ],
+)
+def test_a_plan_knows_what_each_of_two_ranks_holds(kind, changes, lengths):
+    tests = Path(__file__).parents[1]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(tests / "plan" / "two_ranks.py", kind, json.dumps(changes), json.dumps(lengths)),
+        ],
+        env={**os.environ, "PYTHONPATH": f"{tests}:{tests.parent}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    held = json.loads(done.stdout.splitlines()[-1])
+    shape, sharding = shape_of(make_wide(**changes)), sharing(kind)
+    run = Run(shape, sharding, Training(has_checkpointing=True), Engine(), WORK)
+    plan = memory_of(run)
+    assert plan.weights == held["weights"]
+    assert plan.gradients == held["gradients"]
+    assert plan.optimizer == held["optimizer"]
+    predicted = sum(lengths) - 8 * len(lengths)
+    passes = training_passes(shape, sharding.param_bytes, sum(lengths), predicted, True)
+    assert passes.peak + buffers_of(run) == pytest.approx(held["activations and buffers"], rel=0.15)
+
+
+def test_a_reference_on_cpu_and_an_engine_of_its_own_take_nothing():
+    shape = shape_of(make_wide())
+    run = Run(shape, sharing("sharded"), Training(), Engine(kv_cache_gib=0.5), WORK)
+    here = memory_of(run)
+    assert here.reference == 2 * shape.total / 2
+    assert here.engine_weights == 2 * shape.total
+    assert here.kv_cache == 0.5 * GIB
+    away = memory_of(
+        replace(
+            run,
+            sharding=replace(run.sharding, reference_on_cpu=True),
+            engine=replace(run.engine, own_gpus=2),
+        )
+    )
+    assert away.reference == away.engine_weights == away.kv_cache == 0.0
+
+
+def test_copies_on_every_node_are_shared_within_it():
+    shape = shape_of(make_wide())
+    sharding = Sharding("sharded", world=16, shard=8, param_bytes=2)
+    plan = memory_of(Run(shape, sharding, Training(), Engine(), WORK))
+    assert plan.weights == 4 * shape.total / 8
+    assert sharding.num_replicas == 2

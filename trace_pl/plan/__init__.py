@@ -1,0 +1,1 @@
+"""What a run will need, computed before anything of it is loaded."""
