@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import torch
 from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
@@ -84,6 +85,11 @@ class TraceCLI(LightningCLI):
         """Check data, tools, model and engine, and only then take a run folder."""
         if isinstance(self.trainer.strategy, ShardedStrategy):
             self.trainer.strategy.mesh_shape()
+        if torch.cuda.is_available() and self.subcommand == "fit":
+            from trace_pl.plan.require import require_fit  # the plan reads configs with this file
+
+            memory = torch.cuda.get_device_properties(0).total_memory
+            require_fit(self.config["fit"], memory / 2**30, self.trainer.world_size)
         self.datamodule.open()
         if self.trainer.is_global_zero:
             for logger in self.trainer.loggers:

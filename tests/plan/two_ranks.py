@@ -9,11 +9,12 @@ import sys
 import torch
 from measured_bytes import LiveBytes, rows, storage_bytes
 from torch import distributed, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from wide_models import make_wide
 
+from trace_pl.distributed.sharding import shard_model
 from trace_pl.policy import sampled_logprobs
 
 
@@ -27,11 +28,7 @@ class Policy(nn.Module):
 
 
 def shard(policy):
-    types = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    decoder = policy.model.get_decoder()
-    # The trainer calls decoder and head by themselves, so each is gathered by itself.
-    for part in (*decoder.layers, decoder, policy.model.get_output_embeddings()):
-        fully_shard(part, mp_policy=types)
+    shard_model(policy.model, init_device_mesh("cpu", (2,)), torch.bfloat16)
     return policy
 
 
