@@ -102,6 +102,7 @@ class RolloutEngine(ABC):
 
         Args:
             named_tensors: parameters by their names in a saved checkpoint; a tied head is left out.
+                An engine may keep them and read them again until the next push.
             version: policy version of these weights.
 
         Raises:

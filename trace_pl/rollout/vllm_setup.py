@@ -60,7 +60,7 @@ def start_vllm(
         ConfigError: if model and cache do not fit.
     """
     if is_cpu:
-        settings |= _cpu_settings(max_model_len)
+        settings |= cpu_settings(max_model_len)
     if kv_cache_gib is not None:
         settings["kv_cache_memory_bytes"] = math.ceil(kv_cache_gib * _GIB)
         if is_cpu:
@@ -102,12 +102,16 @@ def register_model_class(vllm: ModuleType, path: str) -> None:
 
 
 def rebuild_tied_head(worker: Any) -> None:  # noqa: ANN401  (vLLM is not imported here)
+    """Call :func:`pack_tied_head` for the model of a vLLM worker."""
+    pack_tied_head(worker.get_model())
+
+
+def pack_tied_head(model: Any) -> None:  # noqa: ANN401
     """Pack the head of a model anew from the embedding it is tied to.
 
     vLLM's CPU kernels keep a packed copy of the head, and a reload refreshes only the embedding:
     without this the engine would sample with the first head for ever.
     """
-    model = worker.get_model()
     if getattr(model.config, "tie_word_embeddings", False):
         model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
@@ -130,7 +134,12 @@ def require_memory(kv_cache_gib: float) -> None:
         )
 
 
-def _cpu_settings(max_model_len: int) -> dict[str, object]:
+def cpu_settings(max_model_len: int) -> dict[str, object]:
+    """Return the engine arguments that vLLM's CPU build needs.
+
+    Args:
+        max_model_len: most tokens of one sequence.
+    """
     # A prompt cut into chunks and a seed of its own do not go together in vLLM's CPU sampler.
     return {
         "enforce_eager": True,
