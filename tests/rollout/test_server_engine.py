@@ -7,13 +7,14 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 from scripted import SCHEMA, FunctionTools
 
-from trace_pl.errors import ConfigError, ServerError
+from trace_pl.errors import ConfigError, RolloutError, ServerError, WeightSyncError
 from trace_pl.policy import load_model
 from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
 from trace_pl.rollout.engine import GenerationRequest
@@ -105,7 +106,7 @@ def test_a_server_killed_in_a_phase_is_started_again_as_it_was(
     engine_core.kill()
     with pytest.raises(ServerError, match="a second time") as failure:
         drain(server_engine)
-    assert "Engine core proc" in str(failure.value)
+    assert "EngineDeadError" in str(failure.value)
     assert not server_engine.has_unfinished()
 
     # The next push begins anew.
@@ -117,6 +118,7 @@ def test_weights_of_an_iterator_can_not_be_given_to_a_server_started_again(
     server_engine, weights, caplog
 ):
     server_engine.push_weights(weights.named_parameters(), version=1)
+    check_parity(server_engine, weights, PROMPT, tolerance=1e-4)
     os.killpg(server_engine.pid, signal.SIGKILL)
     submit(server_engine)
     with pytest.raises(ServerError, match="read only once"):
@@ -241,5 +243,52 @@ def urls(tiny_model_dir):
         server.wait(30)
 
 
-def test_weights_and_requests_reach_every_server(urls, weights, server_engine):
-    pass
+def test_weights_and_requests_reach_every_server(urls, tiny_model_dir, weights, server_engine):
+    engine = ServerEngine(str(tiny_model_dir), 512, seed=3, urls=urls)
+    engine.push_weights(named(weights), version=5)
+    check_parity(engine, weights, PROMPT, tolerance=1e-4)
+    calls = [client.get("/weight_info")["weight_version"] for client in engine._servers._clients]
+    assert calls == [engine._label] * 2
+    server_engine.push_weights(named(weights), version=5)
+    submit(engine, count=16)
+    submit(server_engine, count=16)
+    found, expected = drain(engine), drain(server_engine)
+    assert {key: c.token_ids for key, c in found.items()} == {
+        key: c.token_ids for key, c in expected.items()
+    }
+    engine.close()
+
+
+def test_a_server_that_differs_fails_the_parity_check(urls, tiny_model_dir, weights):
+    both = ServerEngine(str(tiny_model_dir), 512, urls=urls)
+    both.push_weights(named(weights), version=1)
+    check_parity(both, weights, PROMPT, tolerance=1e-4)
+    last = ServerEngine(str(tiny_model_dir), 512, urls=urls[1:])
+    last.push_weights(named(load_model(str(tiny_model_dir))), version=1)
+    with pytest.raises(WeightSyncError):
+        check_parity(both, weights, PROMPT, tolerance=1e-4)
+    submit(both, count=16)  # to both servers, one of which has weights of another run
+    with pytest.raises(RolloutError, match="restarted, or another run pushes weights to it"):
+        drain(both)
+    assert not both.has_unfinished()
+    both.close()
+    last.close()
+
+
+def test_a_push_that_a_killed_trainer_left_half_done_is_no_obstacle(urls, tiny_model_dir, weights):
+    engine = ServerEngine(str(tiny_model_dir), 512, urls=urls)
+    engine._servers._all("/pause?mode=abort")
+    engine._servers._all("/start_weight_update")
+    engine.close()
+    engine = ServerEngine(str(tiny_model_dir), 512, urls=urls)
+    engine.push_weights(named(weights), version=1)
+    check_parity(engine, weights, PROMPT, tolerance=1e-4)
+    engine.close()
+
+
+def test_a_server_without_what_trace_pl_needs_is_refused(urls, tiny_model_dir, monkeypatch):
+    with pytest.raises(ConfigError, match="read 600 tokens, got at most 512"):
+        ServerEngine(str(tiny_model_dir), 600, urls=urls)
+    monkeypatch.setattr(WeightFiles, "make_folder", lambda self: Path("/only/on/this/machine"))
+    with pytest.raises(ServerError, match="Expected the trainer's folder"):
+        ServerEngine(str(tiny_model_dir), 512, urls=urls)

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 _GIB = 2**30
 _STEP_S = 0.05  # how long a step waits if nothing has finished
 _POLL_S = 0.1
-_DEATH_S = 8.0  # vLLM's server looks every 5 s whether its engine has died, and then ends
+_DEATH_S = 30.0  # vLLM's server looks every 5 s whether its engine has died, and then ends
 
 
 class ServerEngine(RolloutEngine):
@@ -213,6 +213,9 @@ class ServerEngine(RolloutEngine):
             RolloutError: if requests are unfinished, or a server fails or refuses the weights.
         """
         self.require_idle()
+        if self._process is not None and self._process.has_exited():
+            self._weights = None  # the old ones
+            self._restart(ServerError("Expected vLLM's server to live, got its end while idle."))
         self._weights = named_tensors
         self._label = f"{self._run_id}/{version}"
         self._can_restart = True
@@ -266,23 +269,21 @@ class ServerEngine(RolloutEngine):
         client = ServerClient("http://vllm", process.socket, self._max_num_seqs, self._timeout_s)
         self._process, self._servers = process, self._group([client])
         deadline = time.monotonic() + self._start_timeout_s
-        while True:
-            try:
-                client.get("/health")
-                break
-            except ServerError as error:
-                if process.has_exited(_POLL_S) or time.monotonic() > deadline:
-                    raise ConfigError(
-                        "Expected vLLM's server to start, got the log below. Change "
-                        f"`data.engine.init_args`.\n{process.log_end()}"
-                    ) from error
+        while not self._servers.is_healthy():
+            if process.has_exited(_POLL_S) or time.monotonic() > deadline:
+                raise ConfigError(
+                    "Expected vLLM's server to start, got the log below. Change "
+                    f"`data.engine.init_args`.\n{process.log_end()}"
+                )
         self._servers.connect(self.max_model_len)
 
     def _restart(self, error: ServerError) -> None:
         """Bring a child that died back to where it was; raise what else is wrong."""
         lost = list(self._running.values())
         self._drop_requests()
-        if self._process is None or not self._process.has_exited(_DEATH_S):
+        if self._process is None or self._servers.is_healthy():
+            raise error
+        if not self._process.has_exited(_DEATH_S):
             raise error
         log = self._process.log_end()
         is_iterator = self._weights is not None and iter(self._weights) is self._weights

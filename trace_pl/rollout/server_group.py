@@ -55,6 +55,15 @@ class ServerGroup:
                 client.post("/resume").result()
         self._all("/init_weight_transfer_engine", {"init_info": {"folder": str(self._folder)}})
 
+    def is_healthy(self) -> bool:
+        """Return whether every server says so."""
+        try:
+            for client in self._clients:
+                client.get("/health")
+        except ServerError:
+            return False
+        return True
+
     def generate(self, stream: str, token_ids: Sequence[int], parameters: Json) -> Future[Json]:
         """Send a prompt to the server that has seen the earlier turns of the same rollout.
 

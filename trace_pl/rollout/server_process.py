@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 from trace_pl.rollout.vllm_server import STOP_WITH_STDIN
 
 _CLOSE_S = 15.0
+_NOISE = re.compile("nanobind|leaked (instance|type|function)|skipped remainder")
+"""What libraries print at the end of every process, after whatever ended it."""
 
 
 class ServerProcess:
@@ -63,7 +66,8 @@ class ServerProcess:
     def log_end(self, num_chars: int = 3000) -> str:
         """Return the end of what the server printed."""
         self._log.seek(0)
-        return self._log.read().decode(errors="replace")[-num_chars:].strip()
+        lines = self._log.read().decode(errors="replace").splitlines()
+        return "\n".join(line for line in lines if not _NOISE.search(line))[-num_chars:].strip()
 
     def close(self) -> None:
         """Stop the server and everything that it started."""
