@@ -70,63 +70,6 @@ def wait_until_gone(processes, timeout_s=20.0):
     return not alive
 
 
-# --- a child that dies -----------------------------------------------------------------------
-
-
-def test_a_server_killed_in_a_phase_is_started_again_as_it_was(
-    server_engine, weights, tokenizer, caplog
-):
-    template = ChatTemplate(tokenizer, [SCHEMA])
-    tools = FunctionTools(lambda *_: ToolResult("a page"))
-    limits = AgentLimits(4, 40, 512)
-    loop = AgentLoop(server_engine, template, tools, HermesFormat(), ExactMatchReward(), limits)
-    questions = [Question(f"q{i}", "Who built the tower?", ("Mira Holt",)) for i in range(2)]
-    server_engine.push_weights(named(weights), version=7)
-    undisturbed = [r for group in loop.collect(questions, 8) for r in group.rollouts]
-    killed = []
-
-    def kill(finished, total, tokens, turns):
-        if tokens and not killed:
-            killed.extend(family(server_engine.pid))
-            os.killpg(server_engine.pid, signal.SIGKILL)
-
-    with caplog.at_level(logging.WARNING):
-        disturbed = [r for group in loop.collect(questions, 8, kill) for r in group.rollouts]
-    assert "started once more" in caplog.text
-    assert wait_until_gone(killed)
-    assert len(undisturbed) == len(disturbed) == 16
-    for a, b in zip(undisturbed, disturbed, strict=True):
-        assert torch.equal(a.token_ids, b.token_ids)
-    assert server_engine.version == 7
-    check_parity(server_engine, weights, PROMPT, tolerance=1e-4)
-
-    # The engine behind the server dies as well: the second death with the same weights.
-    submit(server_engine)
-    engine_core = psutil.Process(server_engine.pid).children()[0]
-    engine_core.kill()
-    with pytest.raises(ServerError, match="a second time") as failure:
-        drain(server_engine)
-    assert "EngineDeadError" in str(failure.value)
-    assert not server_engine.has_unfinished()
-
-    # The next push begins anew.
-    server_engine.push_weights(named(weights), version=8)
-    check_parity(server_engine, weights, PROMPT, tolerance=1e-4)
-
-
-def test_weights_of_an_iterator_can_not_be_given_to_a_server_started_again(
-    server_engine, weights, caplog
-):
-    server_engine.push_weights(weights.named_parameters(), version=1)
-    check_parity(server_engine, weights, PROMPT, tolerance=1e-4)
-    os.killpg(server_engine.pid, signal.SIGKILL)
-    submit(server_engine)
-    with pytest.raises(ServerError, match="read only once"):
-        drain(server_engine)
-    server_engine.push_weights(named(weights), version=2)
-    check_parity(server_engine, weights, PROMPT, tolerance=1e-4)
-
-
 # --- refusals --------------------------------------------------------------------------------
 
 
@@ -188,27 +131,45 @@ from trace_pl.rollout.weight_files import WeightFiles
 engine = ServerEngine(sys.argv[1], 512, kv_cache_gib=0.1, transfer=WeightFiles(sys.argv[2]))
 (engine._folder / "left.safetensors").write_text("weights on their way")
 print(engine.pid, flush=True)
-if sys.argv[3] == "raise":
-    raise RuntimeError("the trainer fails")
 time.sleep(600)
+"""
+FAILING_TRAINER = """
+import sys
+from pathlib import Path
+from trace_pl.rollout.server_process import ServerProcess
+folder = Path(sys.argv[2]) / "weights"
+folder.mkdir()
+print(ServerProcess([sys.argv[1]], 1, [folder]).pid, flush=True)
+raise RuntimeError("the trainer fails while its server starts")
 """
 
 
-@pytest.mark.parametrize("end", ["raise", "kill"])
-def test_no_process_and_no_file_outlives_the_trainer(tiny_model_dir, tmp_path, end):
+def start_trainer(script, *arguments):
+    """Return a trainer and the id of its server."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
     trainer = subprocess.Popen(
-        [sys.executable, "-c", TRAINER, str(tiny_model_dir), str(tmp_path), end],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    pid = int(trainer.stdout.readline())
-    servers = family(pid) if psutil.pid_exists(pid) else []
-    if end == "kill":
-        assert len(servers) == 2  # vLLM's front and its engine
-        trainer.kill()
-    assert trainer.wait(60) == (1 if end == "raise" else -signal.SIGKILL)
+    return trainer, int(trainer.stdout.readline())
+
+
+def test_no_process_and_no_file_outlives_a_killed_trainer(tiny_model_dir, tmp_path):
+    trainer, pid = start_trainer(TRAINER, tiny_model_dir, tmp_path)
+    servers = family(pid)
+    assert len(servers) == 2  # vLLM's front and its engine
+    trainer.kill()
+    trainer.wait()
     assert wait_until_gone(servers)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_process_and_no_file_outlives_a_trainer_that_fails(tiny_model_dir, tmp_path):
+    trainer, pid = start_trainer(FAILING_TRAINER, tiny_model_dir, tmp_path)
+    assert trainer.wait(30) == 1
+    deadline = time.monotonic() + 20.0
+    while psutil.pid_exists(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -292,3 +253,57 @@ def test_a_server_without_what_trace_pl_needs_is_refused(urls, tiny_model_dir, m
     monkeypatch.setattr(WeightFiles, "make_folder", lambda self: Path("/only/on/this/machine"))
     with pytest.raises(ServerError, match="Expected the trainer's folder"):
         ServerEngine(str(tiny_model_dir), 512, urls=urls)
+
+
+# --- a child that dies -----------------------------------------------------------------------
+
+
+def test_a_server_killed_in_a_phase_is_started_again_as_it_was(
+    server_engine, weights, tokenizer, caplog
+):
+    template = ChatTemplate(tokenizer, [SCHEMA])
+    tools = FunctionTools(lambda *_: ToolResult("a page"))
+    limits = AgentLimits(4, 40, 512)
+    loop = AgentLoop(server_engine, template, tools, HermesFormat(), ExactMatchReward(), limits)
+    questions = [Question(f"q{i}", "Who built the tower?", ("Mira Holt",)) for i in range(2)]
+    server_engine.push_weights(named(weights), version=7)
+    undisturbed = [r for group in loop.collect(questions, 8) for r in group.rollouts]
+    killed = []
+
+    def kill(finished, total, tokens, turns):
+        if not killed:
+            killed.extend(family(server_engine.pid))
+            os.killpg(server_engine.pid, signal.SIGKILL)
+
+    with caplog.at_level(logging.WARNING):
+        disturbed = [r for group in loop.collect(questions, 8, kill) for r in group.rollouts]
+    assert "started once more" in caplog.text
+    assert wait_until_gone(killed)
+    assert len(undisturbed) == len(disturbed) == 16
+    for a, b in zip(undisturbed, disturbed, strict=True):
+        assert torch.equal(a.token_ids, b.token_ids)
+    assert server_engine.version == 7
+    check_parity(server_engine, weights, PROMPT, tolerance=1e-4)
+
+    # The engine behind the server dies as well: the second death with the same weights.
+    submit(server_engine)
+    engine_core = psutil.Process(server_engine.pid).children()[0]
+    engine_core.kill()
+    with pytest.raises(ServerError, match="a second time") as failure:
+        drain(server_engine)
+    assert "EngineDeadError" in str(failure.value)
+    assert not server_engine.has_unfinished()
+
+
+def test_the_next_push_starts_a_server_that_died_while_idle(server_engine, weights):
+    server_engine.push_weights(named(weights), version=1)
+    killed = family(server_engine.pid)
+    os.kill(server_engine.pid, signal.SIGKILL)
+    assert wait_until_gone(killed)  # vLLM's engine ends with the front
+    # An iterator is enough for a push, but can not be read again.
+    server_engine.push_weights(weights.named_parameters(), version=2)
+    check_parity(server_engine, weights, PROMPT, tolerance=1e-4)
+    submit(server_engine)
+    os.killpg(server_engine.pid, signal.SIGKILL)
+    with pytest.raises(ServerError, match="read only once"):
+        drain(server_engine)

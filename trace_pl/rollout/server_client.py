@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
@@ -20,6 +20,7 @@ _KEEP_S = 2.0  # shorter than vLLM keeps an idle connection, so none is used tha
 _ERROR_CHARS = 1000
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 class ServerClient:
@@ -58,7 +59,7 @@ class ServerClient:
         self._run(self._close()).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def _run(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
+    def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _call(self, method: str, path: str, body: Json | None, timeout_s: float) -> Json:

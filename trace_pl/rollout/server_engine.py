@@ -213,12 +213,12 @@ class ServerEngine(RolloutEngine):
             RolloutError: if requests are unfinished, or a server fails or refuses the weights.
         """
         self.require_idle()
+        self._can_restart = True
         if self._process is not None and self._process.has_exited():
             self._weights = None  # the old ones
             self._restart(ServerError("Expected vLLM's server to live, got its end while idle."))
         self._weights = named_tensors
         self._label = f"{self._run_id}/{version}"
-        self._can_restart = True
         try:
             self._servers.push(named_tensors, self._label)
         except ServerError as error:

@@ -68,8 +68,12 @@ class FileReceiver(WeightTransferEngine):  # type: ignore[misc]
 
         It is not mapped into memory: a layer may wait for its last weight after the file is gone.
         """
-        tensors = safetensors.torch.load(Path(update_info.path).read_bytes())
-        self.model.load_weights(tensors.items())
+        try:
+            tensors = safetensors.torch.load(Path(update_info.path).read_bytes())
+            self.model.load_weights(tensors.items())
+        except BaseException:
+            self.finish_weight_update()  # layers left open could not take the next update
+            raise
 
     def finish_weight_update(self) -> None:
         """Finish every layer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,7 +54,9 @@ class WeightFiles:
                 f"Expected a writable folder as transfer.folder, got: {error}."
             ) from error
 
-    def write(self, named_tensors: Iterable[tuple[str, Tensor]], folder: Path) -> Iterator[Path]:
+    def write(
+        self, named_tensors: Iterable[tuple[str, Tensor]], folder: Path
+    ) -> Generator[Path, None, None]:
         """Yield files that together hold the tensors; each is gone when the next is asked for.
 
         Raises:
