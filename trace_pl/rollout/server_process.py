@@ -63,11 +63,11 @@ class ServerProcess:
             return False
         return True
 
-    def log_end(self, num_chars: int = 3000) -> str:
+    def log_end(self, num_lines: int = 30) -> str:
         """Return the end of what the server printed."""
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").splitlines()
-        return "\n".join(line for line in lines if not _NOISE.search(line))[-num_chars:].strip()
+        return "\n".join([line for line in lines if not _NOISE.search(line)][-num_lines:])
 
     def close(self) -> None:
         """Stop the server and everything that it started."""
