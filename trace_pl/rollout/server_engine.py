@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import queue
@@ -120,6 +121,7 @@ class ServerEngine(RolloutEngine):
         self._process: ServerProcess | None = None
         self._can_restart = True
         self._servers = self._group([])
+        atexit.register(self.close)  # a run that fails leaves no file in a shared folder
         try:
             if urls:
                 clients = [ServerClient(url, None, max_num_seqs, timeout_s) for url in urls]
@@ -246,10 +248,9 @@ class ServerEngine(RolloutEngine):
 
     def close(self) -> None:
         """Stop the child and remove what was left of the weights."""
+        atexit.unregister(self.close)
         self._drop_requests()
-        self._servers.close()
-        if self._process is not None:
-            self._process.close()
+        self._stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- servers ----------------------------------------------------------------------------
@@ -295,10 +296,20 @@ class ServerEngine(RolloutEngine):
             ) from error
         self._can_restart = False
         logger.warning("vLLM's server died and is started once more. Its log ends:\n%s", log)
-        self._servers.close()
-        self._process.close()
+        self._stop()
         self._start()
-        if self._weights is not None and self._label is not None:
-            self._servers.push(self._weights, self._label)
+        try:
+            if self._weights is not None and self._label is not None:
+                self._servers.push(self._weights, self._label)
+        except ServerError as again:
+            self._restart(again)  # which tells of the second death
         for request in lost:
             self.submit(request)
+
+    def _stop(self) -> None:
+        """Close every connection and stop the child."""
+        self._servers.close()
+        self._servers = self._group([])
+        if self._process is not None:
+            self._process.close()
+            self._process = None
