@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from trace_pl.rollout.engine import (
     stream_seed,
 )
 from trace_pl.rollout.server_client import Json, ServerClient
-from trace_pl.rollout.server_group import ServerGroup
+from trace_pl.rollout.server_group import ServerGroup, read_completion
 from trace_pl.rollout.server_process import ServerProcess
 from trace_pl.rollout.vllm_setup import require_memory
 from trace_pl.rollout.weight_files import WeightFiles
@@ -102,6 +102,7 @@ class ServerEngine(RolloutEngine):
             f"--max-num-seqs={max_num_seqs}",
             f"--gpu-memory-utilization={gpu_memory_utilization}",
             f"--dtype={dtype}",
+            "--no-use-tqdm-on-load",
         ]
         if kv_cache_gib is not None:
             self._arguments.append(f"--kv-cache-memory-bytes={math.ceil(kv_cache_gib * _GIB)}")
@@ -161,7 +162,10 @@ class ServerEngine(RolloutEngine):
         completions = []
         try:
             for answer in self._take_answers():
-                completions.append(self._read(self._running[answer], answer.result()))
+                request = self._running[answer]
+                completions.append(
+                    read_completion(request.request_id, answer.result(), self._label)
+                )
                 del self._running[answer]
         except ServerError as error:
             self._restart(error)
@@ -187,24 +191,6 @@ class ServerEngine(RolloutEngine):
         for answer in self._running:
             answer.cancel()
         self._running.clear()
-
-    def _read(self, request: GenerationRequest, answer: Json) -> Completion:
-        """Return a completion, if it is whole and sampled with the weights of the last push."""
-        choice: dict[str, Any] = answer["choices"][0]
-        reason = choice["finish_reason"]
-        if reason not in ("stop", "length"):
-            raise RolloutError(
-                f"Expected vLLM to finish a response, got the reason '{reason}'. Somebody else "
-                "aborts requests or pushes weights to this server; use it for one run at a time."
-            )
-        labels = {span["version"] for span in choice["weight_versions"]}
-        if self._label is not None and labels != {self._label}:
-            raise RolloutError(
-                f"Expected a response sampled with weights '{self._label}', got {sorted(labels)}. "
-                "The server was restarted, or another run pushes weights to it."
-            )
-        logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
-        return Completion(request.request_id, tuple(choice["token_ids"]), logprobs, reason)
 
     # --- weights ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trace_pl.errors import ConfigError, RolloutError, ServerError
+from trace_pl.rollout.engine import Completion, FinishReason
 from trace_pl.rollout.server_client import Json, ServerClient
 from trace_pl.rollout.weight_files import WeightFiles
 
@@ -126,3 +127,31 @@ class ServerGroup:
         """Call every server at the same time."""
         calls = [client.post(path, body) for client in self._clients]
         return [call.result() for call in calls]
+
+
+def read_completion(request_id: str, answer: Json, label: str | None) -> Completion:
+    """Return the completion in a server's answer, if it is whole and of the right weights.
+
+    Args:
+        request_id: of the request that was answered.
+        answer: the server's.
+        label: of the weights last pushed; None if there were none.
+
+    Raises:
+        RolloutError: if it was aborted, or sampled with other weights.
+    """
+    choice = answer["choices"][0]
+    reason: FinishReason = choice["finish_reason"]
+    if reason not in ("stop", "length"):
+        raise RolloutError(
+            f"Expected vLLM to finish a response, got the reason '{reason}'. Somebody else aborts "
+            "requests or pushes weights to this server; use it for one run at a time."
+        )
+    labels = {span["version"] for span in choice["weight_versions"]}
+    if label is not None and labels != {label}:
+        raise RolloutError(
+            f"Expected a response sampled with weights '{label}', got {sorted(labels)}. The server "
+            "was restarted, or another run pushes weights to it."
+        )
+    logprobs = tuple(token["logprob"] for token in choice["logprobs"]["content"])
+    return Completion(request_id, tuple(choice["token_ids"]), logprobs, reason)
