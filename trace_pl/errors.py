@@ -21,6 +21,10 @@ class RolloutError(TraceError, RuntimeError):
     """The engine or the agent loop could not produce usable rollouts."""
 
 
+class ServerError(RolloutError):
+    """A vLLM server that can not be reached, refuses a request, or does not answer in time."""
+
+
 class CheckpointError(TraceError, RuntimeError):
     """A checkpoint could not be written; the one before is still there."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Literal
@@ -157,9 +157,15 @@ class TraceModule(lightning.LightningModule):
         """Optimizer steps the policy has taken; stamped on every rollout."""
         return int(self.global_step)
 
-    def policy_tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the policy's weights under their checkpoint names, for a weight push."""
-        return policy_tensors(self.policy)
+    def policy_tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """Return the policy's weights under their checkpoint names, for a weight push.
+
+        They can be read again until the next optimizer step; those of a sharded policy only once,
+        for all ranks have to take part.
+        """
+        if isinstance(self.policy, FSDPModule):
+            return policy_tensors(self.policy)
+        return PolicyTensors(self)
 
     def transfer_batch_to_device(
         self, batch: Minibatch | list[RolloutGroup], device: torch.device, dataloader_idx: int
@@ -348,3 +354,17 @@ class TraceModule(lightning.LightningModule):
 
     def _trained_names(self) -> set[str]:
         return {name for name, p in self.named_parameters() if p.requires_grad}
+
+
+class PolicyTensors(Iterable[tuple[str, Tensor]]):
+    """The policy's weights of one version, made one at a time whenever they are read."""
+
+    def __init__(self, module: TraceModule) -> None:
+        """Remember whose weights they are."""
+        self._module = module
+        self._version = module.policy_version
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield name and tensor."""
+        assert self._module.policy_version == self._version, "the policy has moved on"
+        return policy_tensors(self._module.policy)

@@ -15,6 +15,7 @@ from trace_pl.rollout.auto_engine import AutoEngine
 from trace_pl.rollout.engine import GenerationRequest, stream_seed
 from trace_pl.rollout.hf_engine import HFEngine
 from trace_pl.rollout.parity import check_parity
+from trace_pl.rollout.server_engine import ServerEngine
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.rollout.vllm_engine import VLLMEngine
 from trace_pl.search.formats import HermesFormat
@@ -42,12 +43,12 @@ def vllm_engine(tiny_model_dir):
     engine.close()
 
 
-@pytest.fixture(scope="module", params=["vllm", "transformers"])
+@pytest.fixture(scope="module", params=["vllm", "transformers", "server"])
 def engine(request, tiny_model_dir):
-    """Either engine."""
-    if request.param == "vllm":
-        return request.getfixturevalue("vllm_engine")
-    return make_hf(str(tiny_model_dir))
+    """Each engine."""
+    if request.param == "transformers":
+        return make_hf(str(tiny_model_dir))
+    return request.getfixturevalue(f"{request.param}_engine")
 
 
 @pytest.fixture
@@ -302,17 +303,19 @@ def test_the_agent_loop_gives_the_same_rollouts_again(engine, policy, tokenizer)
 # --- refused at the start --------------------------------------------------------------------
 
 
-def test_a_path_that_does_not_exist_is_refused_at_once(tmp_path):
+@pytest.mark.parametrize("make_engine", [VLLMEngine, ServerEngine])
+def test_a_path_that_does_not_exist_is_refused_at_once(tmp_path, make_engine):
     with pytest.raises(ConfigError, match="does not exist"):
-        VLLMEngine(str(tmp_path / "nowhere"))
+        make_engine(str(tmp_path / "nowhere"))
 
 
-def test_a_cache_larger_than_memory_is_refused(tiny_model_dir):
+@pytest.mark.parametrize("make_engine", [VLLMEngine, ServerEngine])
+def test_a_cache_larger_than_memory_is_refused(tiny_model_dir, make_engine):
     with pytest.raises(ConfigError, match=r"kv_cache_gib` within .* got 1e.06"):
-        VLLMEngine(str(tiny_model_dir), kv_cache_gib=1e6)
+        make_engine(str(tiny_model_dir), kv_cache_gib=1e6)
 
 
-@pytest.mark.parametrize("make_engine", [VLLMEngine, HFEngine])
+@pytest.mark.parametrize("make_engine", [VLLMEngine, HFEngine, ServerEngine])
 @pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"top_p": 0.0}, {"top_p": 1.5}])
 def test_sampling_settings_without_a_distribution_are_refused(
     tiny_model_dir, settings, make_engine

@@ -161,3 +161,15 @@ def test_an_optimizer_with_a_state_of_8_bits_learns_and_its_checkpoint_is_safe_t
     trainer.save_checkpoint(tmp_path / "run.ckpt")
     saved = torch.load(tmp_path / "run.ckpt", weights_only=True)
     assert saved["optimizer_states"][0]["state"]
+
+
+def test_the_policys_weights_can_be_read_again_until_it_moves(tiny_model_dir, monkeypatch):
+    module = TraceModule(str(tiny_model_dir))
+    module.configure_model()
+    tensors = module.policy_tensors()
+    first, second = dict(tensors), dict(tensors)
+    assert first.keys() == second.keys() == dict(module.policy.named_parameters()).keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    monkeypatch.setattr(TraceModule, "policy_version", 1)
+    with pytest.raises(AssertionError, match="moved on"):
+        iter(tensors)

@@ -109,8 +109,9 @@ class RolloutEngine(ABC):
         """Copy new weights in, and forget everything computed with the old ones.
 
         Args:
-            named_tensors: parameters by their names in a saved checkpoint, read once and to the
-                end; those of a layer come in one run, and a tied head is left out.
+            named_tensors: parameters by their names in a saved checkpoint, read to the end; those
+                of a layer come in one run, and a tied head is left out. An engine may keep them and
+                read them again until the next push.
             version: policy version of these weights.
 
         Raises:

@@ -60,7 +60,7 @@ def start_vllm(
         ConfigError: if model and cache do not fit.
     """
     if is_cpu:
-        settings |= _cpu_settings(max_model_len)
+        settings |= cpu_settings(max_model_len)
     if kv_cache_gib is not None:
         settings["kv_cache_memory_bytes"] = math.ceil(kv_cache_gib * _GIB)
         if is_cpu:
@@ -119,7 +119,12 @@ def require_memory(kv_cache_gib: float) -> None:
         )
 
 
-def _cpu_settings(max_model_len: int) -> dict[str, object]:
+def cpu_settings(max_model_len: int) -> dict[str, object]:
+    """Return the engine arguments that vLLM's CPU build needs.
+
+    Args:
+        max_model_len: most tokens of one sequence.
+    """
     # A prompt cut into chunks and a seed of its own do not go together in vLLM's CPU sampler.
     return {
         "enforce_eager": True,

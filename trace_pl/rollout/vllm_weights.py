@@ -30,16 +30,14 @@ def load_weights(worker: Worker, named_tensors: Iterable[tuple[str, Tensor]]) ->
         worker.reload_weights(weights_iterator=named_tensors)
         return
     model = worker.get_model()
-    if _forget_packed_experts(model) or not _names_are_plain(model):
+    if forget_packed_experts(model) or not _names_are_plain(model):
         worker.reload_weights(weights_iterator=named_tensors)
     else:
         _load_dense(model, named_tensors)
-    if _is_tied(model):
-        # A reload refreshes the embedding alone: the head would be the first one for ever.
-        _pack(model.lm_head)
+    pack_tied_head(model)
 
 
-def _forget_packed_experts(model: Model) -> bool:
+def forget_packed_experts(model: Model) -> bool:
     """Let vLLM set up experts as at the first load, and return whether there are any.
 
     It packs them for the CPU only when it makes their kernel; later loads would leave unpacked
@@ -93,6 +91,15 @@ def _load_dense(model: Model, named_tensors: Iterable[tuple[str, Tensor]]) -> No
             "Expected every weight of the engine's model, got only a part of a fused layer. Give "
             "engine and policy the same model, or use HFEngine."
         )
+
+
+def pack_tied_head(model: Model) -> None:
+    """Pack a head anew from the embedding it is tied to.
+
+    A reload refreshes the embedding alone: on CPU the head would be the first one for ever.
+    """
+    if _is_tied(model):
+        _pack(model.lm_head)
 
 
 def _pack(module: Any) -> None:  # noqa: ANN401
