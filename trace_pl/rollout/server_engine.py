@@ -9,7 +9,7 @@ import queue
 import shutil
 import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Literal
@@ -177,6 +177,14 @@ class ServerEngine(RolloutEngine):
     def has_unfinished(self) -> bool:
         """Return whether :meth:`step` has work to do."""
         return bool(self._running)
+
+    def cancel(self, request_ids: Collection[str]) -> None:
+        """Forget requests; vLLM ends one whose connection closes."""
+        wanted = set(request_ids)
+        for answer, request in list(self._running.items()):
+            if request.request_id in wanted:
+                del self._running[answer]
+                answer.cancel()
 
     def _take_answers(self) -> list[Future[Json]]:
         """Return the calls that have ended, waiting a moment for the first."""
