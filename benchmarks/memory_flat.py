@@ -53,7 +53,7 @@ def train(sizes: argparse.Namespace, folder: str) -> list[float]:
     memory = MemoryLog()
     data = RolloutDataModule(
         ClosedWebTask(hops=[3]),
-        lambda model: VLLMEngine(model, 1024, kv_cache_gib=0.25, num_threads=1),
+        lambda model: VLLMEngine(model, 1024, kv_cache_gib=0.03, num_threads=1),
         group_size=4,
         questions_per_epoch=sizes.questions,
         num_steps=2,

@@ -59,10 +59,12 @@ def model_without_template(folder: Path) -> Path:
     return folder
 
 
-def model_without_tools(folder: Path) -> Path:
+def model_without_results(folder: Path) -> Path:
+    """A model whose template shows no tool result."""
     shutil.copytree(resolve_model("closed-web-base"), folder)
     (folder / "chat_template.jinja").write_text(
-        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% for m in messages if m.role != 'tool' %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     return folder
@@ -84,9 +86,9 @@ def test_a_tokenizer_without_chat_template_is_one_line(fit, tmp_path):
     assert_one_line(*fit(f"--model.model_name={folder}"), "chat template", "bare")
 
 
-def test_a_template_without_tools_is_one_line(fit, tmp_path):
-    folder = model_without_tools(tmp_path / "toolless")
-    assert_one_line(*fit(f"--model.model_name={folder}"), "tools", "toolless")
+def test_a_template_without_tool_results_is_one_line(fit, tmp_path):
+    folder = model_without_results(tmp_path / "toolless")
+    assert_one_line(*fit(f"--model.model_name={folder}"), "exactly once", "`tool`", "toolless")
 
 
 def test_a_missing_corpus_is_one_line(fit, tmp_path):

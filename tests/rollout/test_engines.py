@@ -1,7 +1,10 @@
 """The real engines on CPU, held to one contract; one engine of each kind serves the whole file."""
 
+import ctypes
+import os
 import random
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -129,6 +132,20 @@ def test_vllm_compiles_nothing(vllm_engine):
     torch._dynamo.utils.counters.clear()
     generate(vllm_engine, ["a", "b"])
     assert not torch._dynamo.utils.counters["frames"]
+
+
+def test_vllm_does_not_keep_memory_for_every_length_it_has_seen(vllm_engine):
+    def resident_mib():
+        ctypes.CDLL(None).malloc_trim(0)  # what is free already does not count
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    generate(vllm_engine, ["a"], max_tokens=1, prompt=[5] * 500)
+    before = resident_mib()
+    for length in range(200, 440):
+        prompt = [3 + (length * i) % 500 for i in range(length)]  # shares no prefix
+        generate(vllm_engine, ["a"], max_tokens=1, prompt=prompt)
+    assert resident_mib() - before < 60.0
 
 
 def test_the_trainers_random_states_and_threads_are_left_alone(engine):

@@ -274,7 +274,7 @@ def test_a_server_killed_in_a_phase_is_started_again_as_it_was(
     undisturbed = [r for group in loop.collect(questions, 8) for r in group.rollouts]
     killed = []
 
-    def kill(finished, total, tokens, turns):
+    def kill(counts):
         if not killed:
             killed.extend(family(server_engine.pid))
             os.killpg(server_engine.pid, signal.SIGKILL)

@@ -71,8 +71,9 @@ def test_llama_gets_results_as_json_in_its_own_role():
     assert text == '<|start_header_id|>ipython<|end_header_id|>\n\n"a \\"b\\"\\n"'
 
 
-def test_tools_that_the_template_leaves_out_stand_in_the_system_prompt():
-    template = TEMPLATES["smollm2"]
+def test_tools_that_the_template_leaves_out_stand_in_the_system_prompt(caplog):
+    template = ChatTemplate(family("smollm2"), TOOLS, TOOL_PROMPT)
+    assert "'tiny/smollm2' does not describe tools: the system prompt does" in caplog.text
     text = template.decode(template.prompt_ids("Be brief.", "Who?"))
     assert text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
     assert json.dumps(SCHEMA) in text

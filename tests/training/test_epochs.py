@@ -4,6 +4,7 @@ import lightning
 import pytest
 import torch
 from agent_runs import ANSWER, LIMITS, TEMPLATE, page
+from families import family
 from scripted import FunctionTools, ScriptedEngine, search
 
 from callbacks import FrozenReferenceProber, KStepTD, ToolCallSegmenter, TraceAnchor
@@ -125,6 +126,16 @@ def test_without_extra_questions_every_group_is_waited_for(tiny_model_dir):
 def test_fewer_than_no_extra_questions_are_refused(tiny_model_dir):
     with pytest.raises(ConfigError, match=r"data.extra_questions of at least 0, got -1"):
         make_data(tiny_model_dir, None, extra_questions=-1)
+
+
+def test_a_model_whose_template_knows_no_tools_reads_of_them_in_the_system_prompt(tmp_path):
+    family("smollm2").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    data = make_data(tmp_path, ScriptedEngine(TEMPLATE, {}), system_prompt="Be brief.")
+    data.open()
+    prompt = data.template.decode(data.template.prompt_ids("Be brief.", "Who?"))
+    assert "Be brief.\n\n# Tools" in prompt
+    assert "<tool_call>" in prompt
 
 
 # --- faults ----------------------------------------------------------------------------------

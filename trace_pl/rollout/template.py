@@ -9,6 +9,7 @@ template's own tokens is checked on a dialogue of three turns, see ``template_ch
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,8 @@ from trace_pl.errors import ConfigError
 from trace_pl.rollout.encoding import Slot, TextEncoder
 from trace_pl.rollout.template_check import check_template
 from trace_pl.scoring.protocol import Branch
+
+logger = logging.getLogger(__name__)
 
 # Letters only, so that no template trims, escapes or splits them.
 _USER, _CALL, _RESULT = "zqUSERqz", "zqCALLqz", "zqRESULTqz"
@@ -149,7 +152,12 @@ class ChatTemplate:
                 f"a description of the tools; it leaves out {missing}, and there is no "
                 "`tool_prompt` that names them"
             )
-        self._tool_prompt = tool_prompt if missing else ""
+        if missing:
+            self._tool_prompt = tool_prompt
+            logger.warning(
+                "The chat template of '%s' does not describe tools: the system prompt does.",
+                self.name,
+            )
 
     def _find_pieces(self) -> None:
         opening = self.opening("", _USER)

@@ -24,9 +24,12 @@ def import_vllm() -> ModuleType:
     Raises:
         ConfigError: if it can not be imported.
     """
-    # Both are read when vLLM is imported.
+    # The first two are read when vLLM is imported, the third when it first computes.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # On a CPU every new prompt length costs a compiled kernel of about 1 MiB. oneDNN would keep
+    # 1,024 of them, for lengths that hardly come again.
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
     try:
         for name in ("vllm.sampling_params", "vllm.platforms"):
             importlib.import_module(name)
