@@ -186,6 +186,17 @@ faster. Float32 on one thread, a random Qwen3 and the built-in base.
 {table(head, rows)}"""
 
 
+def flat_section(found: dict[str, Any]) -> str:
+    """Return the words and numbers of memory_flat.py."""
+    return f"""## Memory over many epochs
+
+    python benchmarks/memory_flat.py
+
+Resident memory of the process after {found["epochs"]} small epochs of rollouts with vLLM, credit and
+updates: {found["ratio"]} times that after epoch 5, a slope of {found["mib_per_epoch"]} MiB per epoch.
+"""
+
+
 def trl_section(found: dict[str, Any]) -> str:
     """Return the words and numbers of rl_step.py."""
     rows = [
@@ -233,6 +244,7 @@ def main() -> None:
     ]
     sections.append(loop_section(run("agent_loop.py")))
     sections.append(push_section(run("weight_push.py")))
+    sections.append(flat_section(run("memory_flat.py")))
     if importlib.util.find_spec("trl"):
         sections.append(trl_section(run("rl_step.py")))
     write_atomically(DOCS / "performance.md", "\n".join(sections))
