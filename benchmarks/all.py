@@ -192,8 +192,9 @@ def flat_section(found: dict[str, Any]) -> str:
 
     python benchmarks/memory_flat.py
 
-Resident memory of the process after {found["epochs"]} small epochs of rollouts with vLLM, credit and
-updates: {found["ratio"]} times that after epoch 5, a slope of {found["mib_per_epoch"]} MiB per epoch.
+Resident memory of the process after {found["epochs"]} small epochs of rollouts with vLLM, credit
+and updates: {found["ratio"]} times that after epoch 5, a slope of {found["mib_per_epoch"]} MiB per
+epoch.
 """
 
 
