@@ -125,7 +125,7 @@ def main() -> None:
     data, module = cli.datamodule, cli.model
     data.open()
     questions = data.task.questions("train")[: arguments.questions]
-    groups = data.loop.collect(questions, 1)
+    groups = data.collector.loop.collect(questions, 1)
     rollouts = [r for group in groups for r in group.rollouts if r.num_turns]
     labels = [evidence_turns(rollout) for rollout in rollouts]
     readers = {

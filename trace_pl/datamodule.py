@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import lightning
 import torch
@@ -18,9 +17,9 @@ from trace_pl.data.task import Split, Task
 from trace_pl.errors import ConfigError
 from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
 from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward, Reward
+from trace_pl.rollout.collector import Collector
 from trace_pl.rollout.engine import RolloutEngine
-from trace_pl.rollout.parity import check_parity
-from trace_pl.rollout.progress import RolloutBar
+from trace_pl.rollout.protocols import Toolbox
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.search.formats import HermesFormat, ToolCallFormat
 from trace_pl.types import Question, RolloutGroup
@@ -55,6 +54,10 @@ class RolloutDataModule(lightning.LightningDataModule):
         parity_tolerance: Largest allowed difference, in nats, between engine and trainer on the
             log-probs of a fixed prompt after each weight push.
         seed: Orders the questions.
+        max_staleness: 1 collects the rollouts of the next epoch while this one trains: they come
+            from the weights before its steps, and the loss weighs them for that. The engine has to
+            run in a process of its own. A resumed run collects what was under way anew, from newer
+            weights. 0 trains on nothing but the newest policy's rollouts.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         parity_tolerance: float = 1e-3,
         seed: int = 0,
         extra_questions: int = 0,
+        max_staleness: Literal[0, 1] = 0,
     ) -> None:
         """Store settings; nothing heavy happens before :meth:`open`.
 
@@ -101,6 +105,11 @@ class RolloutDataModule(lightning.LightningDataModule):
             raise ConfigError(
                 f"Expected data.extra_questions of at least 0, got {extra_questions}."
             )
+        if extra_questions and max_staleness:
+            raise ConfigError(
+                "Expected data.extra_questions or data.max_staleness, got both. Leave one at 0: "
+                "ranks can not agree on cancelled questions while they train."
+            )
         self.task = task
         self.make_engine = engine
         self.model_name = model_name
@@ -114,11 +123,12 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.system_prompt = system_prompt
         self.evaluation_questions = evaluation_questions
         self.parity_tolerance = parity_tolerance
+        self.max_staleness = max_staleness
         self._stream = QuestionStream([], seed)
         self.buffer: RolloutBuffer | None = None
         self.rollout_seconds = 0.0
-        self.parity = 0.0
-        self._loop: AgentLoop | None = None
+        self._before_ahead: dict[str, Any] | None = None
+        self._collector: Collector | None = None
 
     # --- set-up -----------------------------------------------------------------------------
 
@@ -128,25 +138,36 @@ class RolloutDataModule(lightning.LightningDataModule):
         The command line calls this before the Trainer creates a run folder, so that a mistake costs
         seconds and leaves nothing behind.
         """
-        if self._loop is not None:
+        if self._collector is not None:
             return
         toolbox = self.task.toolbox()
         self._stream.questions = self.task.questions("train")
-        schemas = toolbox.schemas()
-        self.template = ChatTemplate(
-            load_tokenizer(self.model_name), schemas, self.call_format.describe(schemas)
-        )
+        self.template = self._make_template(toolbox)
+        engine = self.make_engine(resolve_model(self.model_name))
         loop = AgentLoop(
-            self.make_engine(resolve_model(self.model_name)),
-            self.template,
+            engine,
+            # Tokenizers are not made for two threads at once.
+            self._make_template(toolbox) if self.max_staleness else self.template,
             toolbox,
             self.call_format,
             self.reward,
             self.limits,
             system_prompt=self.system_prompt,
         )
+        if self.max_staleness and not engine.runs_apart:
+            engine.close()
+            raise ConfigError(
+                "Expected an engine in a process of its own for data.max_staleness of 1, got "
+                f"{type(engine).__name__}. Set data.engine to "
+                "trace_pl.rollout.server_engine.ServerEngine, or data.max_staleness to 0."
+            )
         loop.check_prompts([*self._stream.questions, *self.task.questions("validation")])
-        self._loop = loop
+        self._collector = Collector(loop, self.parity_tolerance)
+
+    def _make_template(self, toolbox: Toolbox) -> ChatTemplate:
+        schemas = toolbox.schemas()
+        tokenizer = load_tokenizer(self.model_name)
+        return ChatTemplate(tokenizer, schemas, self.call_format.describe(schemas))
 
     def setup(self, stage: str) -> None:
         """Open the data and check it against the Trainer."""
@@ -166,18 +187,23 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.open()
 
     @property
-    def loop(self) -> AgentLoop:
-        """The agent loop, made by :meth:`open`."""
-        assert self._loop is not None, "open() makes the agent loop"
-        return self._loop
+    def collector(self) -> Collector:
+        """What samples rollouts, made by :meth:`open`."""
+        assert self._collector is not None, "open() makes the collector"
+        return self._collector
+
+    @property
+    def parity(self) -> float:
+        """Largest difference of engine and trainer after the last weight push, in nats."""
+        return self.collector.parity
 
     def teardown(self, stage: str) -> None:
         """Stop the engine when the last use of it is over."""
         if self.trainer is not None:
             self.trainer.accumulate_grad_batches = 1
-        if self._loop is not None:
-            self._loop.engine.close()
-            self._loop = None
+        if self._collector is not None:
+            self._collector.close()
+            self._collector = None
 
     def on_exception(self, exception: BaseException) -> None:
         """Stop the engine of a run that failed or was interrupted."""
@@ -185,54 +211,37 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     # --- rollouts ---------------------------------------------------------------------------
 
-    def pull_weights(self) -> None:
-        """Copy the policy into the engine and prove that both agree.
-
-        The collector pulls because on resume ``train_dataloader`` runs before any training hook.
-
-        Raises:
-            WeightSyncError: if log-probs of a fixed prompt differ beyond the tolerance.
-        """
-        assert self.trainer is not None, "weights are pulled from a Trainer's module"
-        module: Any = self.trainer.lightning_module
-        engine = self.loop.engine
-        if engine.version == module.policy_version:
-            return
-        engine.push_weights(module.policy_tensors(), version=module.policy_version)
-        prompt = self.template.prompt_ids(self.system_prompt, "Which page states the answer?")
-        report = check_parity(engine, module.policy, prompt, self.parity_tolerance)
-        self.parity = report.max_abs_diff
-
     def collect(
         self, questions: Sequence[Question], group_size: int, what: str, enough: int | None = None
     ) -> dict[int, RolloutGroup]:
-        """Sample ``group_size`` rollouts of each question from the current policy.
-
-        Args:
-            questions: What to ask.
-            group_size: Rollouts of each question (G).
-            what: Goes before the progress bar.
-            enough: Groups with a rollout after which the others are cancelled; None waits for all.
-
-        Returns:
-            Groups by position of their question, in this order.
-        """
+        """Sample rollouts from the current policy; see :meth:`Collector.collect`."""
         self.pull_weights()
-        groups: dict[int, RolloutGroup] = {}
-        num_usable = 0
-        with (
-            RolloutBar(what) as bar,
-            closing(self.loop.stream(questions, group_size, bar.show)) as stream,
-        ):
-            for position, group in stream:
-                groups[position] = group
-                num_usable += bool(group.rollouts)
-                if num_usable == enough:
-                    break
-        self.loop.engine.sleep()
-        return dict(sorted(groups.items()))
+        return self.collector.collect(questions, group_size, what, enough)
+
+    def pull_weights(self) -> None:
+        """Copy the policy into the engine.
+
+        The data module pulls because on resume ``train_dataloader`` runs before any training hook.
+        """
+        assert self.trainer is not None, "weights are pulled from a Trainer's module"
+        self.collector.pull_weights(self.trainer.lightning_module)
 
     def _collect_epoch(self) -> list[RolloutGroup]:
+        """Return the rollouts of this epoch, and begin those of the next if that is wanted."""
+        groups = self.collector.finish() if self.collector.is_ahead else self._collect_now()
+        self._before_ahead = None
+        if self.max_staleness and not self._is_last_epoch():
+            self.pull_weights()
+            self._before_ahead = self._stream.state_dict()
+            questions = self._stream.take(self.questions_per_epoch)
+            self.collector.start(self._of_this_rank(questions), self.group_size)
+        return list(groups.values())
+
+    def _is_last_epoch(self) -> bool:
+        assert self.trainer is not None, "epochs are a Trainer's"
+        return self.trainer.current_epoch + 1 == self.trainer.max_epochs
+
+    def _collect_now(self) -> dict[int, RolloutGroup]:
         """Sample the next questions and put back those that were cancelled."""
         questions = self._stream.take(self.questions_per_epoch + self.extra_questions)
         enough = None
@@ -243,7 +252,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         if self.extra_questions:
             has_ended = torch.tensor([position in groups for position in range(len(mine))])
             self._put_back(questions, has_ended)
-        return list(groups.values())
+        return groups
 
     def _put_back(self, questions: Sequence[Question], has_ended: Tensor) -> None:
         """Return what no rank finished to the stream, which is the same on every rank."""
@@ -264,8 +273,11 @@ class RolloutDataModule(lightning.LightningDataModule):
             self.rollout_seconds = time.perf_counter() - start
         else:
             groups = self.buffer.groups
-        epoch = self.trainer.current_epoch if self.trainer else 0
-        self.buffer = RolloutBuffer(groups, self.plan, epoch)
+        epoch, version = 0, None
+        if self.trainer is not None:
+            module: Any = self.trainer.lightning_module
+            epoch, version = self.trainer.current_epoch, module.policy_version
+        self.buffer = RolloutBuffer(groups, self.plan, epoch, version)
         if self.trainer is not None:
             self._agree_among_ranks(self.buffer)
             self.trainer.accumulate_grad_batches = self.buffer.micro_batches
@@ -309,7 +321,7 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Save where the question stream stands, and in which data."""
-        return self._stream.state_dict()
+        return self._before_ahead or self._stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the question stream.

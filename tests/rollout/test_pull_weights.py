@@ -45,7 +45,7 @@ def collect_twice(forgets):
     for _ in range(2):
         data.collect(questions, 1, "test")
     assert data.parity < 1e-4
-    return data.loop.engine.calls
+    return data.collector.loop.engine.calls
 
 
 def test_an_engine_that_slept_is_given_the_same_weights_again():

@@ -71,6 +71,9 @@ class RolloutEngine(ABC):
     """Policy version of the weights in use; -1 before the first push."""
     max_model_len: int
     """Most tokens of one sequence, prompt and continuation together."""
+    runs_apart: bool = False
+    """Whether it computes in a process of its own, so that a thread can drive it while the trainer
+    trains."""
 
     @abstractmethod
     def submit(self, request: GenerationRequest) -> None:

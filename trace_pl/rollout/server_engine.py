@@ -74,6 +74,8 @@ class ServerEngine(RolloutEngine):
         ServerError: if a server can not be reached.
     """
 
+    runs_apart = True
+
     def __init__(
         self,
         model: str,

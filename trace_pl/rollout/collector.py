@@ -1,0 +1,120 @@
+"""Rollouts from the policy's newest weights, now or in a thread beside the training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from threading import Event
+from typing import Any
+
+from trace_pl.errors import RolloutError
+from trace_pl.rollout.agent import AgentLoop
+from trace_pl.rollout.parity import check_parity
+from trace_pl.rollout.progress import RolloutBar
+from trace_pl.rollout.protocols import RolloutCounts
+from trace_pl.types import Question, RolloutGroup
+
+Groups = dict[int, RolloutGroup]
+
+
+class Collector:
+    """Keeps one engine on the policy's weights and collects groups with it, one phase at a time.
+
+    Args:
+        loop: the agent loop.
+        parity_tolerance: largest allowed difference between engine and trainer, in nats.
+    """
+
+    def __init__(self, loop: AgentLoop, parity_tolerance: float) -> None:
+        self.loop = loop
+        self.parity_tolerance = parity_tolerance
+        self.parity = 0.0
+        """Largest difference after the last push, in nats."""
+        self._threads = ThreadPoolExecutor(1, "rollouts")
+        self._ahead: Future[Groups] | None = None
+        self._stop = Event()
+
+    def pull_weights(self, module: Any) -> None:  # noqa: ANN401  (a TraceModule, which needs this)
+        """Copy the policy into the engine and prove that both agree.
+
+        Raises:
+            WeightSyncError: if log-probs of a fixed prompt differ beyond the tolerance.
+        """
+        self.wait()
+        engine = self.loop.engine
+        if engine.version == module.policy_version:
+            return
+        engine.push_weights(module.policy_tensors(), version=module.policy_version)
+        prompt = self.loop.template.prompt_ids(
+            self.loop.system_prompt, "Which page states the answer?"
+        )
+        self.parity = check_parity(
+            engine, module.policy, prompt, self.parity_tolerance
+        ).max_abs_diff
+
+    def collect(
+        self, questions: Sequence[Question], group_size: int, what: str, enough: int | None = None
+    ) -> Groups:
+        """Sample ``group_size`` rollouts of each question with the weights that the engine has.
+
+        Args:
+            questions: what to ask.
+            group_size: rollouts of each question (G).
+            what: goes before the progress bar.
+            enough: groups with a rollout after which the others are cancelled; None waits for all.
+
+        Returns:
+            Groups by position of their question, in this order.
+        """
+        self.wait()
+        return self._collect(questions, group_size, what, enough)
+
+    def start(self, questions: Sequence[Question], group_size: int) -> None:
+        """Begin to collect in a thread; :meth:`finish` returns what came of it."""
+        assert self._ahead is None, "one phase at a time"
+        self._ahead = self._threads.submit(self._collect, questions, group_size, "ahead", None)
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether a phase was started and not asked for yet."""
+        return self._ahead is not None
+
+    def finish(self) -> Groups:
+        """Return the groups of the phase that was started, when all of it is there."""
+        assert self._ahead is not None, "start() comes first"
+        ahead, self._ahead = self._ahead, None
+        return ahead.result()
+
+    def wait(self) -> None:
+        """Wait until the engine is free; what was started stays to be asked for."""
+        if self._ahead is not None:
+            self._ahead.exception()
+
+    def close(self) -> None:
+        """End the phase that is running, then the engine."""
+        self._stop.set()
+        self._threads.shutdown()
+        self.loop.engine.close()
+
+    def _collect(
+        self, questions: Sequence[Question], group_size: int, what: str, enough: int | None
+    ) -> Groups:
+        groups: Groups = {}
+        num_usable = 0
+
+        with RolloutBar(what) as bar:
+
+            def show(counts: RolloutCounts) -> None:
+                if self._stop.is_set():
+                    raise RolloutError("Expected to collect rollouts, got the end of the run.")
+                bar.show(counts)
+
+            with closing(self.loop.stream(questions, group_size, show)) as stream:
+                for position, group in stream:
+                    groups[position] = group
+                    num_usable += bool(group.rollouts)
+                    if num_usable == enough:
+                        break
+        self.loop.engine.sleep()
+        return dict(sorted(groups.items()))
