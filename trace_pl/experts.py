@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
@@ -106,6 +107,42 @@ class RouterWatch:
             self._counts_NE = torch.zeros(len(self.routers), num_experts)
         found = torch.bincount(experts_LK.reshape(-1), minlength=num_experts)
         self._counts_NE[number] += found.cpu()
+
+
+class ChoiceRecorder:
+    """Notes the experts of every forward of a batch that grows by a few tokens each time.
+
+    Args:
+        model: The model; without routers nothing is noted.
+        batch_size: Rows of each forward (B).
+    """
+
+    def __init__(self, model: PreTrainedModel, batch_size: int) -> None:
+        self._routers = routers(model)
+        self._batch_size = batch_size
+        self._seen: list[list[Tensor]] = [[] for _ in self._routers]
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> Self:
+        for seen, router in zip(self._seen, self._routers, strict=True):
+            self._hooks.append(router.register_forward_hook(partial(self._note, seen)))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def choices(self) -> Tensor | None:
+        """Return (B, T, N layers, K) int16 of all tokens read so far; None without routers."""
+        if not self._routers:
+            return None
+        return torch.stack([torch.cat(seen, dim=1) for seen in self._seen], dim=2)
+
+    def _note(
+        self, seen: list[Tensor], router: nn.Module, inputs: object, outputs: tuple[Tensor, ...]
+    ) -> None:
+        experts = outputs[2].to("cpu", torch.int16)
+        seen.append(experts.view(self._batch_size, -1, experts.shape[-1]))
 
 
 def routers(model: PreTrainedModel) -> list[nn.Module]:

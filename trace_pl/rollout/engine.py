@@ -59,6 +59,9 @@ class Completion:
     logprobs: tuple[float, ...]
     """One log-prob per id, in nats."""
     finish_reason: FinishReason
+    experts: Tensor | None = None
+    """(R, N layers, K) int16, the experts that read each of the first R tokens of prompt and
+    response; None if the engine does not record them."""
 
 
 class RolloutEngine(ABC):

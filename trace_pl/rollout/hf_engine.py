@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, TopPLogitsWarper
 
 from trace_pl.errors import RolloutError
+from trace_pl.experts import ChoiceRecorder
 from trace_pl.policy import load_model, sampled_logprobs
 from trace_pl.rollout.engine import (
     Completion,
@@ -35,6 +38,8 @@ class HFEngine(RolloutEngine):
         top_p: nucleus of sampling.
         dtype: number format.
         seed: of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
+        record_experts: whether completions say which experts of a mixture read each token, for
+            ``model.experts.replay``.
 
     Raises:
         ConfigError: if the model can not be loaded, or the settings are no distribution.
@@ -49,8 +54,10 @@ class HFEngine(RolloutEngine):
         top_p: float = 1.0,
         dtype: Literal["float32", "bfloat16"] = "float32",
         seed: int | None = None,
+        record_experts: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
+        self.record_experts = record_experts
         self.max_num_seqs = max_num_seqs
         self.settings = SamplingSettings(
             temperature, top_p, torch.initial_seed() if seed is None else seed
@@ -92,22 +99,31 @@ class HFEngine(RolloutEngine):
             ids[row, longest - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
             is_token[row, longest - len(request.prompt_ids) :] = 1
         sampler = _StreamSampler(self.settings, [request.stream for request in batch])
-        sequences = self._model.generate(
-            inputs=ids.to(self._model.device),
-            attention_mask=is_token.to(self._model.device),
-            generation_config=GenerationConfig(
-                do_sample=False,  # the sampler leaves one token possible
-                max_new_tokens=max(request.max_tokens for request in batch),
-                eos_token_id=stops.pop(),
-                pad_token_id=0,
-            ),
-            logits_processor=[sampler],
-        )
+        recorder = ChoiceRecorder(self._model, len(batch)) if self.record_experts else None
+        with recorder or nullcontext():
+            sequences = self._model.generate(
+                inputs=ids.to(self._model.device),
+                attention_mask=is_token.to(self._model.device),
+                generation_config=GenerationConfig(
+                    do_sample=False,  # the sampler leaves one token possible
+                    max_new_tokens=max(request.max_tokens for request in batch),
+                    eos_token_id=stops.pop(),
+                    pad_token_id=0,
+                ),
+                logits_processor=[sampler],
+            )
         responses = sequences[:, longest:].tolist()
         logprobs = torch.stack(sampler.logprobs, dim=1).tolist()
-        return [
+        completions = [
             _cut(request, tokens, values)
             for request, tokens, values in zip(batch, responses, logprobs, strict=True)
+        ]
+        chosen_BTNK = None if recorder is None else recorder.choices()
+        if chosen_BTNK is None:
+            return completions
+        return [
+            replace(done, experts=_of_tokens(chosen_TNK, request, done, longest))
+            for done, request, chosen_TNK in zip(completions, batch, chosen_BTNK, strict=True)
         ]
 
     @torch.no_grad()
@@ -193,3 +209,11 @@ def _cut(request: GenerationRequest, tokens: list[int], logprobs: list[float]) -
     kept = tuple(tokens[:length])
     reason: Literal["stop", "length"] = "stop" if kept[-1] == request.stop_token_id else "length"
     return Completion(request.request_id, kept, tuple(logprobs[:length]), reason)
+
+
+def _of_tokens(
+    chosen_TNK: Tensor, request: GenerationRequest, done: Completion, longest: int
+) -> Tensor:
+    """Return the experts of a row without its padding; nothing read the last token."""
+    start = longest - len(request.prompt_ids)
+    return chosen_TNK[start : longest + len(done.token_ids) - 1].clone()

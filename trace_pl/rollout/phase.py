@@ -152,6 +152,7 @@ class RolloutPhase:
         if trajectory is None:
             return
         self._count(tokens=len(completion.token_ids))
+        trajectory.record.experts = completion.experts
         decision = self.rules.read(trajectory, completion)
         if isinstance(decision, Finish):
             self._finish(trajectory, decision)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from trace_pl.errors import RolloutError
 from trace_pl.types import Question, Rollout, StopReason, TokenKind, ToolCall, ToolResult, Turn
@@ -24,6 +25,8 @@ class TokenRecord:
         self.logprobs: list[float] = []
         self.turns: list[Turn] = []
         self.prompt_length = 0
+        self.experts: Tensor | None = None
+        """What the newest completion said of all tokens read for it."""
         self._action = (0, 0)
 
     def __len__(self) -> int:
@@ -103,4 +106,12 @@ class TokenRecord:
             answer=answer,
             reward=reward,
             policy_version=policy_version,
+            experts=self._padded_experts(),
         )
+
+    def _padded_experts(self) -> Tensor | None:
+        if self.experts is None:
+            return None
+        whole = self.experts.new_full((len(self), *self.experts.shape[1:]), -1)
+        whole[: len(self.experts)] = self.experts
+        return whole

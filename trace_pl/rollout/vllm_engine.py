@@ -10,10 +10,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trace_pl.errors import RolloutError
+from trace_pl.errors import ConfigError, RolloutError
 from trace_pl.policy import resolve_model
 from trace_pl.rollout.engine import (
     Completion,
@@ -56,6 +57,8 @@ class VLLMEngine(RolloutEngine):
         num_threads: CPU threads of the engine; None takes as many as torch has. For a tiny model,
             two save a quarter of the time on an idle machine and cost many times as much on a busy
             one, where they wait for each other after every operation.
+        record_experts: whether completions say which experts of a mixture read each token, for
+            ``model.experts.replay``. vLLM can do so on a GPU only, and there it is untried.
         sleep_while_training: whether vLLM frees its GPU memory after each rollout phase and takes
             it back for the next push. Untried on a GPU; on CPU it does nothing and says so.
 
@@ -76,6 +79,7 @@ class VLLMEngine(RolloutEngine):
         seed: int | None = None,
         num_threads: int | None = None,
         sleep_while_training: bool = False,
+        record_experts: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
         self.settings = SamplingSettings(
@@ -89,6 +93,11 @@ class VLLMEngine(RolloutEngine):
         with kept_state(), quiet_output(is_quiet):
             self._vllm = import_vllm()
             self._is_cpu = bool(self._vllm.platforms.current_platform.is_cpu())
+            if record_experts and self._is_cpu:
+                raise ConfigError(
+                    "Expected a GPU for data.engine.init_args.record_experts of VLLMEngine, got "
+                    "none. Use trace_pl.rollout.hf_engine.HFEngine."
+                )
             self._engine = start_vllm(
                 self._vllm,
                 path,
@@ -100,6 +109,7 @@ class VLLMEngine(RolloutEngine):
                 gpu_memory_utilization=gpu_memory_utilization,
                 use_tqdm_on_load=not is_quiet,
                 enable_sleep_mode=sleep_while_training and not self._is_cpu,
+                enable_return_routed_experts=record_experts,
             )
         self._owns_group = torch.distributed.is_initialized() and not had_group
         self._sleeper = Sleeper(self._engine) if sleep_while_training and not self._is_cpu else None
@@ -131,6 +141,7 @@ class VLLMEngine(RolloutEngine):
                 token_ids=tuple(output.outputs[0].token_ids),
                 logprobs=tuple(output.outputs[0].logprobs.logprobs),
                 finish_reason="stop" if output.outputs[0].finish_reason == "stop" else "length",
+                experts=_recorded(output.outputs[0].routed_experts),
             )
             for output in self._step()
         ]
@@ -227,3 +238,7 @@ class VLLMEngine(RolloutEngine):
         """Return settings that keep Python work per token low."""
         kind = self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY
         return {"detokenize": False, "flat_logprobs": True, "output_kind": kind}
+
+
+def _recorded(experts: np.ndarray | None) -> Tensor | None:
+    return None if experts is None else torch.from_numpy(experts.astype(np.int16))
