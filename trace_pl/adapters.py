@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trace_pl.errors import ConfigError
@@ -26,7 +26,7 @@ class LoRA:
         dropout: On the adapter's input, while training. Above zero the policy that is trained is
             not quite the one that sampled.
         target_modules: Names of the layers to adapt, or "all-linear" for all but the head. The
-            fused experts of a mixture are no linear layers and stay frozen.
+            fused experts of a mixture and its routers are no linear layers and stay frozen.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -62,7 +62,7 @@ class LoRA:
                     r=self.rank,
                     lora_alpha=self.alpha,  # type: ignore[arg-type]  # any number works
                     lora_dropout=self.dropout,
-                    target_modules=self.target_modules,
+                    target_modules=self._targets(model),
                 ),
                 adapter_name=_NAME,
             )
@@ -71,6 +71,19 @@ class LoRA:
                 f"Expected layers of the model as model.adapter.target_modules, got "
                 f"{self.target_modules}. {error}"
             ) from error
+        if any(".experts." in name and ".lora_" in name for name, _ in model.named_parameters()):
+            raise ConfigError(
+                "Expected layers outside the experts of a mixture as model.adapter.target_modules, "
+                f"got {self.target_modules}. Fused experts can not be adapted; name other layers."
+            )
+
+    def _targets(self, model: PreTrainedModel) -> str | list[str]:
+        """Return peft's ``target_modules``; its own "all-linear" would wrap experts and routers."""
+        if self.target_modules != "all-linear":
+            return self.target_modules
+        decoder = model.get_decoder()
+        linear = [name for name, layer in decoder.named_modules() if isinstance(layer, nn.Linear)]
+        return sorted({name.rpartition(".")[2] for name in linear})
 
 
 @contextmanager

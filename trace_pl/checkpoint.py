@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,25 @@ def read_meta(path: Path) -> dict[str, Any]:
             "written by another program, or by an older version?"
         )
     return saved
+
+
+def require_same(saved: Mapping[str, Any], configured: Mapping[str, Any]) -> None:
+    """Refuse to go on from the checkpoint of another run.
+
+    Args:
+        saved: Contents of the checkpoint; what it does not hold is not compared.
+        configured: Settings of ``model`` by name.
+
+    Raises:
+        ConfigError: if a setting is another.
+    """
+    for name, value in configured.items():
+        before = saved.get(name, value)
+        if before != value:
+            raise ConfigError(
+                f"Expected model.{name} {before!r} as in the checkpoint, got {value!r}. Set it to "
+                "the first, or start a new run."
+            )
 
 
 def write_meta(folder: Path, saved: dict[str, Any]) -> None:

@@ -12,7 +12,9 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
+from trace_pl.batch import Minibatch
 from trace_pl.errors import ConfigError
+from trace_pl.policy import read_mask
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,23 @@ class Experts:
             raise ConfigError(
                 f"Expected model.experts.balance_weight of at least 0, got {self.balance_weight}."
             )
+
+    def choices(self, batch: Minibatch) -> Tensor | None:
+        """Return the sampler's (L, N, K) experts for the L tokens that a forward of a batch reads.
+
+        None where the routers decide.
+
+        Raises:
+            ConfigError: if they are wanted and were not recorded.
+        """
+        if not self.replay or not batch.rollout_ids:
+            return None
+        if batch.experts_BTNK is None:
+            raise ConfigError(
+                "Expected the sampler's experts for model.experts.replay, got rollouts without. "
+                "Set data.engine.init_args.record_experts to true."
+            )
+        return batch.experts_BTNK[read_mask(batch.mask_BT)]
 
 
 class RouterWatch:

@@ -25,8 +25,8 @@ from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA, adapter_off
 from trace_pl.batch import Minibatch, RolloutBuffer
+from trace_pl.checkpoint import require_same
 from trace_pl.distributed.strategy import ShardedStrategy
-from trace_pl.errors import ConfigError
 from trace_pl.experts import Experts, RouterWatch, routers
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.losses.mismatch import SamplerMismatch
@@ -36,12 +36,11 @@ from trace_pl.policy import (
     check_reference,
     load_model,
     load_reference,
-    read_mask,
     sampled_logprobs,
 )
 from trace_pl.step_guard import StepGuard
 from trace_pl.types import RolloutGroup
-from trace_pl.weights import policy_tensors
+from trace_pl.weights import pushable_tensors
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -158,14 +157,8 @@ class TraceModule(lightning.LightningModule):
         return int(self.global_step)
 
     def policy_tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the policy's weights under their checkpoint names, for a weight push.
-
-        They can be read again until the next optimizer step; those of a sharded policy only once,
-        for all ranks have to take part.
-        """
-        if isinstance(self.policy, FSDPModule):
-            return policy_tensors(self.policy)
-        return PolicyTensors(self)
+        """Return the policy's weights under their checkpoint names, for a weight push."""
+        return pushable_tensors(self.policy, lambda: self.policy_version)
 
     def transfer_batch_to_device(
         self, batch: Minibatch | list[RolloutGroup], device: torch.device, dataloader_idx: int
@@ -217,7 +210,7 @@ class TraceModule(lightning.LightningModule):
     def training_step(self, batch: Minibatch, batch_idx: int) -> Tensor:
         """Return the loss of one micro-batch, scaled so that the accumulated step is exact."""
         if self._routers is not None:
-            self._routers.begin(self._recorded_experts(batch))
+            self._routers.begin(self.experts.choices(batch))
         logprobs = sampled_logprobs(self.policy, batch.token_ids_BT, batch.mask_BT)
         old = logprobs.detach() if batch.old_logprobs_BT is None else batch.old_logprobs_BT
         outputs = self.loss(
@@ -261,17 +254,6 @@ class TraceModule(lightning.LightningModule):
         # Lightning divides by the micro-batches of a step; the loss is already normalised by all
         # tokens of the step, so undo that.
         return loss * scale
-
-    def _recorded_experts(self, batch: Minibatch) -> Tensor | None:
-        """Return the experts that the sampler chose for the tokens of a forward, if asked for."""
-        if not self.experts.replay or not batch.rollout_ids:
-            return None
-        if batch.experts_BTNK is None:
-            raise ConfigError(
-                "Expected the sampler's experts for model.experts.replay, got rollouts without. "
-                "Set data.engine.init_args.record_experts to true."
-            )
-        return batch.experts_BTNK[read_mask(batch.mask_BT)]
 
     @torch.no_grad()
     def _reference_logprobs(self, batch: Minibatch) -> Tensor:
@@ -323,9 +305,7 @@ class TraceModule(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record what the policy began as and whence its credit came; leave frozen weights out."""
-        checkpoint["model_name"] = self.model_name
-        checkpoint["reference_name"] = self.reference_name
-        checkpoint["adapter"] = self.adapter and asdict(self.adapter)
+        checkpoint |= self._identity()
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}
         if self.adapter is not None:
@@ -339,32 +319,15 @@ class TraceModule(lightning.LightningModule):
         Raises:
             ConfigError: if one of the checkpoint's is not the configured one.
         """
-        adapter = self.adapter and asdict(self.adapter)
-        for name, configured in (
-            ("model_name", self.model_name),
-            ("reference_name", self.reference_name),
-            ("adapter", adapter),
-        ):
-            saved = checkpoint.get(name, configured)
-            if saved != configured:
-                raise ConfigError(
-                    f"Expected model.{name} {saved!r} as in the checkpoint, got {configured!r}. "
-                    "Set it to the first, or start a new run."
-                )
+        require_same(checkpoint, self._identity())
+
+    def _identity(self) -> dict[str, Any]:
+        """Return what a run has to agree on with the checkpoint it goes on from."""
+        return {
+            "model_name": self.model_name,
+            "reference_name": self.reference_name,
+            "adapter": self.adapter and asdict(self.adapter),
+        }
 
     def _trained_names(self) -> set[str]:
         return {name for name, p in self.named_parameters() if p.requires_grad}
-
-
-class PolicyTensors(Iterable[tuple[str, Tensor]]):
-    """The policy's weights of one version, made one at a time whenever they are read."""
-
-    def __init__(self, module: TraceModule) -> None:
-        """Remember whose weights they are."""
-        self._module = module
-        self._version = module.policy_version
-
-    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield name and tensor."""
-        assert self._module.policy_version == self._version, "the policy has moved on"
-        return policy_tensors(self._module.policy)

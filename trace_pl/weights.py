@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from itertools import groupby
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 from transformers.core_model_loading import (
     WeightConverter,
@@ -32,6 +33,32 @@ def policy_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
     end.
     """
     return checkpoint_tensors(model, full_tensors(merged_tensors(model)))
+
+
+def pushable_tensors(model: PreTrainedModel, version: Callable[[], int]) -> Named:
+    """Return the weights of :func:`policy_tensors` for an engine that may want them again.
+
+    They can be read again until the model's version is another; those of a sharded model only once,
+    for all ranks have to take part.
+
+    Args:
+        model: the policy.
+        version: tells its version.
+    """
+    if isinstance(model, FSDPModule):
+        return policy_tensors(model)
+    return _Pushable(model, version)
+
+
+class _Pushable(Named):
+    def __init__(self, model: PreTrainedModel, version: Callable[[], int]) -> None:
+        self._model = model
+        self._version = version
+        self._first = version()
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        assert self._version() == self._first, "the policy has moved on"
+        return policy_tensors(self._model)
 
 
 @torch.no_grad()

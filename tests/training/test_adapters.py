@@ -4,6 +4,7 @@ import lightning
 import pytest
 import torch
 from fixed_experience import FixedExperience, train
+from random_models import make_qwen3_moe
 
 from trace_pl.adapters import LoRA, adapter_off, merged_tensors
 from trace_pl.batch import BatchPlan
@@ -48,6 +49,25 @@ def test_merged_weights_are_those_of_a_plain_model_that_computes_the_same(tiny_m
     assert merged.keys() == names
     plain.load_state_dict(merged, strict=False)
     torch.testing.assert_close(read(plain), read(module.policy), atol=1e-5, rtol=1e-5)
+
+
+def test_a_mixture_is_adapted_outside_its_experts_and_routers():
+    model = make_qwen3_moe()
+    LoRA(rank=4).attach(model)
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert trained
+    assert all(".self_attn." in name for name in trained)
+    torch.manual_seed(1)
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.05 * torch.randn_like(parameter)
+    plain = make_qwen3_moe()
+    unlike = read(plain)
+    plain.load_state_dict(dict(merged_tensors(model)))
+    assert not torch.allclose(read(plain), unlike, atol=1e-2)
+    torch.testing.assert_close(read(plain), read(model), atol=1e-4, rtol=1e-4)
+    with pytest.raises(ConfigError, match="Fused experts"):
+        LoRA(target_modules=["gate_proj", "up_proj"]).attach(make_qwen3_moe())
 
 
 def test_a_checkpoint_holds_the_adapter_alone_and_brings_it_back(tiny_model_dir, tmp_path):
