@@ -9,6 +9,7 @@ import queue
 import shutil
 import time
 import uuid
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trace_pl.distributed.leader import from_leader, has_other_ranks, is_leader
 from trace_pl.errors import ConfigError, RolloutError, ServerError
 from trace_pl.policy import resolve_model
 from trace_pl.rollout.engine import (
@@ -46,7 +48,7 @@ class ServerEngine(RolloutEngine):
     By default the server is a child of this process and ends with it. With ``urls`` requests are
     spread over servers that run already, each started on its machine with
     ``python -m trace_pl.rollout.vllm_server MODEL --max-model-len N --host ADDRESS --port 8000``;
-    a push of weights goes to all of them.
+    a push of weights goes to all of them. Several ranks of a trainer may share the servers.
 
     A child that dies is started once more, gets the same weights and the unfinished requests again;
     their streams are seeded, so the same tokens come.
@@ -215,13 +217,32 @@ class ServerEngine(RolloutEngine):
         if self._process is not None and self._process.has_exited():
             self._weights = None  # the old ones
             self._restart(ServerError("Expected vLLM's server to live, got its end while idle."))
-        self._weights = named_tensors
-        self._label = f"{self._run_id}/{version}"
-        try:
-            self._servers.push(named_tensors, self._label)
-        except ServerError as error:
-            self._restart(error)
+        if self._process is None and has_other_ranks():
+            self._push_together(named_tensors, version)
+        else:
+            self._weights = named_tensors
+            self._label = f"{self._run_id}/{version}"
+            try:
+                self._servers.push(named_tensors, self._label)
+            except ServerError as error:
+                self._restart(error)
         self.version = version
+
+    def _push_together(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Let one rank push to the servers that all share; the others help to gather."""
+        # All ranks have come here, so none has a request that the push would abort.
+        self._label = from_leader(f"{self._run_id}/{version}")
+        failure = ""
+        remaining = iter(named_tensors)
+        if is_leader():
+            try:
+                self._servers.push(remaining, str(self._label))
+            except RolloutError as error:
+                failure = str(error)
+        deque(remaining, maxlen=0)  # gathering takes all ranks, also after a failure
+        failure = from_leader(failure)
+        if failure:
+            raise ServerError(failure)
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:
         """Return the log-prob of each token given those before it, at temperature 1.

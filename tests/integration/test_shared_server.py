@@ -1,0 +1,79 @@
+"""Two ranks of a sharded trainer share one vLLM server."""
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("server")]
+
+
+@pytest.fixture
+def url(tmp_path):
+    """A server that was started by hand, as on another machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder = ROOT / "trace_pl" / "data" / "closed_web" / "base"
+    command = [sys.executable, "-m", "trace_pl.rollout.vllm_server", str(folder)]
+    command += ["--max-model-len=1024", "--max-num-seqs=32", "--dtype=float32"]
+    command += [f"--kv-cache-memory-bytes={2**27}", "--host=127.0.0.1", f"--port={port}"]
+    with (tmp_path / "server.log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    address = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 120.0
+    while True:
+        try:
+            urllib.request.urlopen(f"{address}/health", timeout=5.0)
+            break
+        except OSError:
+            assert server.poll() is None, (tmp_path / "server.log").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    yield address
+    server.terminate()
+    server.wait(timeout=60)
+
+
+def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
+    arguments = (
+        "fit",
+        f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
+        f"--config={ROOT / 'configs' / 'strategy' / 'fsdp.yaml'}",
+        "--trainer.strategy.init_args.compute_dtype=float32",
+        "--trainer.devices=2",
+        "--trainer.accelerator=cpu",
+        "--trainer.max_epochs=2",
+        "--trainer.num_sanity_val_steps=0",
+        "--trainer.enable_progress_bar=false",
+        f"--trainer.logger.init_args.save_dir={tmp_path}",
+        "--data.engine=trace_pl.rollout.server_engine.ServerEngine",
+        "--data.engine.max_model_len=1024",
+        f'--data.engine.urls=["{url}"]',
+        f"--data.engine.transfer.folder={tmp_path}",
+        "--data.questions_per_epoch=3",
+        "--data.group_size=2",
+        "--data.evaluation_questions=2",
+    )
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    done = subprocess.run(
+        [sys.executable, *launcher, "-m", "trace_pl.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    run = tmp_path / "quickstart" / "version_0"
+    events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
+    for tag, bound in (("weights/parity_nats", 1e-4), ("mismatch/abs_nats", 1e-4)):
+        values = [event.value for event in events.Scalars(tag)]
+        assert len(values) == 2
+        assert max(values) < bound
+    assert list(tmp_path.glob("**/*.safetensors")) == []
