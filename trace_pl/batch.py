@@ -265,6 +265,22 @@ def _lengths(rollouts: Sequence[Rollout]) -> list[int]:
     return [len(r.token_ids) for r in rollouts]
 
 
+class OneBatch(IterableDataset[list[RolloutGroup]]):
+    """One batch that is made when it is read; sized, so nothing is prefetched."""
+
+    def __init__(self, make: Callable[[], list[RolloutGroup]]) -> None:
+        """Remember how to make it."""
+        self.make = make
+
+    def __len__(self) -> int:
+        """Return 1."""
+        return 1
+
+    def __iter__(self) -> Iterator[list[RolloutGroup]]:
+        """Make and yield the batch."""
+        yield self.make()
+
+
 def _pad_experts(rollouts: Sequence[Rollout]) -> Tensor | None:
     rows = [r.experts for r in rollouts if r.experts is not None]
     if len(rows) < len(rollouts):

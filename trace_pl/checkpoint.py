@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -43,10 +44,30 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
             for name, entry in reader.read_metadata().state_dict_metadata.items()
             if name.startswith("state_dict.") and isinstance(entry, TensorStorageMetadata)
         }
-        load(weights, storage_reader=reader, no_dist=True)
+        load_sharded(weights, reader, no_dist=True)
         prefix = "state_dict."
         saved["state_dict"] = {name.removeprefix(prefix): t for name, t in weights.items()}
     return saved
+
+
+def load_sharded(state: dict[str, Any], reader: SafeReader, no_dist: bool = False) -> None:
+    """Fill tensors from a folder of shards; ranks that wrote it need not be those that read.
+
+    Args:
+        state: Tensors by name, each rank's parts of them.
+        reader: Of the folder.
+        no_dist: Whether this process reads alone.
+
+    Raises:
+        ConfigError: if a shard is missing, or the tensors are others.
+    """
+    try:
+        load(state, storage_reader=reader, no_dist=no_dist)
+    except (CheckpointException, OSError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[-300:]
+        raise ConfigError(
+            f"Expected all weights in the sharded checkpoint '{reader.path}', got: {reason}"
+        ) from error
 
 
 def read_meta(path: Path) -> dict[str, Any]:
@@ -148,8 +169,13 @@ class CheckpointFiles(TorchCheckpointIO):
         """Read tensors and plain values; ``weights_only`` is always true.
 
         Raises:
-            ConfigError: if the file is no checkpoint of this project.
+            ConfigError: if the file is no checkpoint of this project, or one of a sharded run.
         """
+        if Path(path).is_dir():
+            raise ConfigError(
+                f"Expected a file as the checkpoint of a single process, got '{path}', a folder of "
+                "a sharded run. Add --config configs/strategy/fsdp.yaml, with one device or more."
+            )
         return read_meta(Path(path))
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
 import lightning
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from trace_pl.batch import BatchPlan, RolloutBuffer
+from trace_pl.batch import BatchPlan, OneBatch, RolloutBuffer
 from trace_pl.data.stream import QuestionStream
 from trace_pl.data.task import Split, Task
 from trace_pl.errors import ConfigError
@@ -314,7 +314,8 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Any]:
         questions = self.task.questions(split)[: self.evaluation_questions]
-        rollouts = EvaluationRollouts(self, self._of_this_rank(questions), split)
+        mine = self._of_this_rank(questions)
+        rollouts = OneBatch(lambda: list(self.collect(mine, 1, split).values()))
         return DataLoader(rollouts, batch_size=None)
 
     # --- resume -----------------------------------------------------------------------------
@@ -330,21 +331,3 @@ class RolloutDataModule(lightning.LightningDataModule):
             ConfigError: if the questions are not those of the checkpoint.
         """
         self._stream.load_state_dict(state_dict)
-
-
-class EvaluationRollouts(IterableDataset[list[RolloutGroup]]):
-    """One rollout of each question, generated when iterated; sized, so nothing is prefetched."""
-
-    def __init__(self, data: RolloutDataModule, questions: Sequence[Question], name: str) -> None:
-        """Remember what to ask."""
-        self.data = data
-        self.questions = questions
-        self.name = name
-
-    def __len__(self) -> int:
-        """Return 1: all rollouts come as one batch."""
-        return 1
-
-    def __iter__(self) -> Iterator[list[RolloutGroup]]:
-        """Sample and yield the rollouts."""
-        yield list(self.data.collect(self.questions, 1, self.name).values())

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from random_models import make_qwen3, make_qwen3_moe
 from safetensors import safe_open
 from sharded_run import run
 
-from trace_pl.checkpoint import SafeReader, read_checkpoint
+from trace_pl.checkpoint import CheckpointFiles, SafeReader, read_checkpoint
 from trace_pl.errors import ConfigError
 from trace_pl.export import export
 from trace_pl.policy import load_model
@@ -142,6 +143,16 @@ def test_nothing_half_written_is_left_and_a_broken_checkpoint_is_refused(two, tm
     (tmp_path / ".metadata").write_bytes(pickle.dumps(subprocess.run))
     with pytest.raises(ConfigError, match=r"names 'subprocess\.run'"):
         SafeReader(tmp_path).read_metadata()
+
+
+def test_a_checkpoint_without_a_shard_or_for_one_process_is_refused(two, models, tmp_path):
+    broken = tmp_path / "broken.ckpt"
+    shutil.copytree(two[1] / "sharded.ckpt", broken)
+    next(broken.glob("*.distcp")).unlink()
+    with pytest.raises(ConfigError, match=r"all weights in the sharded checkpoint.*No such file"):
+        read_checkpoint(broken)
+    with pytest.raises(ConfigError, match=r"configs/strategy/fsdp\.yaml"):
+        CheckpointFiles().load_checkpoint(two[1] / "sharded.ckpt")
 
 
 def test_four_ranks_shard_in_pairs_that_replicate(alone, models, tmp_path):

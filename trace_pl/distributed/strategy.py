@@ -16,13 +16,12 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA
-from trace_pl.checkpoint import SafeReader, read_meta, replace_folder, write_meta
+from trace_pl.checkpoint import SafeReader, load_sharded, read_meta, replace_folder, write_meta
 from trace_pl.distributed.loading import WeightFiles, load_shards
 from trace_pl.distributed.sharding import shard_model
 from trace_pl.errors import ConfigError
@@ -183,11 +182,11 @@ class ShardedStrategy(ModelParallelStrategy):
             return super().load_checkpoint(path, weights_only=True)
         reader = SafeReader(path)
         weights = {"state_dict": self.lightning_module_state_dict()}
-        load(weights, storage_reader=reader)
+        load_sharded(weights, reader)
         set_model_state_dict(self.model, weights["state_dict"], options=_TRAINED)
         for number, optimizer in enumerate(self.optimizers):
             key = f"optimizer_{number}"
             found = {key: get_optimizer_state_dict(self.model, optimizer, options=_TRAINED)}
-            load(found, storage_reader=reader)
+            load_sharded(found, reader)
             set_optimizer_state_dict(self.model, optimizer, found[key], options=_TRAINED)
         return saved
