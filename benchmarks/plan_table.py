@@ -30,17 +30,23 @@ LORA = "--config configs/options/lora.yaml"
 LENGTHS = "--sampled-tokens 12288"
 SHORT = "--tokens-per-trajectory 16384 --data.tokens_per_forward 16384 --sampled-tokens 4096"
 OWN_ENGINE = "--engine-gpus 8"
-HALF = "--data.engine.init_args.gpu_memory_utilization 0.55"
+IN_PROCESS = (
+    "--data.engine trace_pl.rollout.vllm_engine.VLLMEngine --data.engine.max_model_len 16384 "
+    "--data.engine.max_num_seqs 16 --data.engine.dtype bfloat16 --data.engine.kv_cache_gib null "
+    "--data.engine.gpu_memory_utilization 0.55"
+)
 CASES = {
     "Qwen3-4B on 8 x 80 GB": f"{DENSE} {H100} {LENGTHS}",
     "Qwen3-4B on 8 x 141 GB": f"{DENSE} {H200} {LENGTHS}",
-    "Qwen3-30B-A3B on 8 x 80 GB": f"{MIXTURE} {H100} {LENGTHS}",
+    "Qwen3-30B-A3B on 8 x 80 GB, engine on 8 more": f"{MIXTURE} {H100} {LENGTHS} {OWN_ENGINE}",
     "Qwen3-30B-A3B on 8 x 80 GB, 16k tokens, reference in main memory, engine on 8 more": (
         f"{MIXTURE} {OFFLOAD} {H100} {SHORT} {OWN_ENGINE}"
     ),
-    "Qwen3-30B-A3B on 8 x 141 GB": f"{MIXTURE} {H200} {LENGTHS}",
     "Qwen3-30B-A3B on 8 x 141 GB, engine on 8 more": f"{MIXTURE} {H200} {LENGTHS} {OWN_ENGINE}",
-    "Qwen3-30B-A3B on 8 x 141 GB, adapter, 16k tokens": (f"{MIXTURE} {LORA} {H200} {SHORT} {HALF}"),
+    "Qwen3-30B-A3B on 8 x 141 GB, engine in process": (f"{MIXTURE} {H200} {SHORT} {IN_PROCESS}"),
+    "Qwen3-30B-A3B on 8 x 141 GB, adapter, 16k tokens, engine in process": (
+        f"{MIXTURE} {LORA} {H200} {SHORT} {IN_PROCESS}"
+    ),
 }
 WORDS = Path(__file__).with_name("scale_words.md")
 """The page without its tables."""
