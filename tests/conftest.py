@@ -19,11 +19,10 @@ _TEXTS = (
 _TAGS = ("think", "tool_call", "tool_response")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Compute on one thread, and know xdist's marker for tests that share a process without it."""
+def pytest_configure() -> None:
+    """Compute on one thread."""
     # Tensors here are tiny and test processes many: more threads only wait for each other.
     torch.set_num_threads(1)
-    config.addinivalue_line("markers", "xdist_group(name): tests that share a process")
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

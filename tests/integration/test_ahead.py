@@ -14,7 +14,7 @@ from trace_pl.rollout.agent import AgentLimits
 from trace_pl.rollout.hf_engine import HFEngine
 from trace_pl.rollout.server_engine import ServerEngine
 
-pytestmark = [pytest.mark.timeout(200), pytest.mark.xdist_group("server")]
+pytestmark = pytest.mark.timeout(200)
 
 
 class Watch(Callback):

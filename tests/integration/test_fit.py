@@ -11,8 +11,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from trace_pl.cli import newest_run
 
-pytestmark = pytest.mark.xdist_group("fit")
-
 CONFIGS = Path(__file__).parents[2] / "configs"
 SMALL = [
     "--data.questions_per_epoch=3",

@@ -12,7 +12,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.timeout(300)
 
 
 def start(runs: Path, *more: str, largest_file: int | None = None) -> subprocess.Popen:

@@ -12,7 +12,7 @@ from trace_pl.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.timeout(300)
 
 SETTINGS = (
     f"--config={ROOT / 'configs' / 'quickstart.yaml'}",

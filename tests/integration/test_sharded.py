@@ -21,7 +21,7 @@ from trace_pl.policy import load_model
 SCRIPT = Path(__file__).parents[1] / "sharded_run.py"
 FSDP, HSDP, OFFLOAD = {}, {"shard_size": 2}, {"reference_on_cpu": True}
 
-pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("sharded")]
+pytestmark = pytest.mark.timeout(240)
 
 
 def torchrun(folder, num_processes, **jobs):

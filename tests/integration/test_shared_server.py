@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("server")]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture

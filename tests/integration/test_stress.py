@@ -23,8 +23,6 @@ from trace_pl.rollout.vllm_engine import VLLMEngine
 from trace_pl.search.formats import HermesFormat
 from trace_pl.types import StopReason, TokenKind, ToolResult
 
-pytestmark = pytest.mark.xdist_group("vllm")
-
 NUM_QUESTIONS, GROUP_SIZE = 125, 8
 LIMITS = AgentLimits(3, 40, 256, max_consecutive_errors=2, tool_timeout_s=0.5, tool_retries=1)
 

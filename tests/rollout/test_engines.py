@@ -24,8 +24,6 @@ from trace_pl.rollout.vllm_engine import VLLMEngine
 from trace_pl.search.formats import HermesFormat
 from trace_pl.types import Question, StopReason, ToolResult
 
-pytestmark = pytest.mark.xdist_group("vllm")
-
 END = 2  # <|im_end|>
 PROMPT = list(range(3, 303))  # longer than two blocks of the prefix cache
 

@@ -92,7 +92,6 @@ def test_a_rollout_carries_them_for_all_tokens_but_those_after_the_last_response
     assert (rollout.experts[-1] == -1).all()
 
 
-@pytest.mark.xdist_group("vllm")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU can record")
 def test_vllm_on_cpu_says_that_it_can_not_record(folder):
     with pytest.raises(ConfigError, match="HFEngine"):

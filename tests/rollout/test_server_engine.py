@@ -26,8 +26,6 @@ from trace_pl.rollout.weight_files import WeightFiles
 from trace_pl.search.formats import HermesFormat
 from trace_pl.types import Question, ToolResult
 
-pytestmark = pytest.mark.xdist_group("vllm")
-
 END = 2
 PROMPT = list(range(3, 303))
 

@@ -14,8 +14,6 @@ from trace_pl.rollout.parity import check_parity
 from trace_pl.rollout.vllm_engine import VLLMEngine
 from trace_pl.weights import policy_tensors
 
-pytestmark = pytest.mark.xdist_group("vllm")
-
 PROMPT = list(range(3, 93))
 SIZES = {"hidden_size": 64, "head_dim": 32, "max_position_embeddings": 512}
 MODELS = {
