@@ -16,7 +16,13 @@ from trace_pl.data.stream import QuestionStream
 from trace_pl.data.task import Split, Task
 from trace_pl.errors import ConfigError
 from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
-from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward, Reward
+from trace_pl.rollout.agent import (
+    AgentLimits,
+    AgentLoop,
+    ExactMatchReward,
+    Reward,
+    prompt_of,
+)
 from trace_pl.rollout.collector import Collector
 from trace_pl.rollout.engine import RolloutEngine
 from trace_pl.rollout.protocols import Toolbox
@@ -128,32 +134,32 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.buffer: RolloutBuffer | None = None
         self.rollout_seconds = 0.0
         self._before_ahead: dict[str, Any] | None = None
+        self._tools: Toolbox | None = None
         self._collector: Collector | None = None
 
     # --- set-up -----------------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Load and check everything a run stands on, then start the engine; later calls do nothing.
+    def open(self, starts_engine: bool = True) -> None:
+        """Load and check everything a run stands on; what was done before is not done again.
 
         The command line calls this before the Trainer creates a run folder, so that a mistake costs
         seconds and leaves nothing behind.
+
+        Args:
+            starts_engine: Whether to start the engine as well. One inside a process that is one of
+                several ranks has to wait until they have met.
         """
-        if self._collector is not None:
-            return
-        toolbox = self.task.toolbox()
-        self._stream.questions = self.task.questions("train")
-        self.template = self._make_template(toolbox)
+        if not self._stream.questions:
+            self.template = self._make_template()
+            questions = self.task.questions("train")
+            for question in [*questions, *self.task.questions("validation")]:
+                prompt_of(question, self.template, self.limits, self.system_prompt)
+            self._stream.questions = questions
+        if starts_engine and self._collector is None:
+            self._start_engine()
+
+    def _start_engine(self) -> None:
         engine = self.make_engine(resolve_model(self.model_name))
-        loop = AgentLoop(
-            engine,
-            # Tokenizers are not made for two threads at once.
-            self._make_template(toolbox) if self.max_staleness else self.template,
-            toolbox,
-            self.call_format,
-            self.reward,
-            self.limits,
-            system_prompt=self.system_prompt,
-        )
         if self.max_staleness and not engine.runs_apart:
             engine.close()
             raise ConfigError(
@@ -161,11 +167,25 @@ class RolloutDataModule(lightning.LightningDataModule):
                 f"{type(engine).__name__}. Set data.engine to "
                 "trace_pl.rollout.server_engine.ServerEngine, or data.max_staleness to 0."
             )
-        loop.check_prompts([*self._stream.questions, *self.task.questions("validation")])
+        loop = AgentLoop(
+            engine,
+            # Tokenizers are not made for two threads at once.
+            self._make_template() if self.max_staleness else self.template,
+            self._toolbox(),
+            self.call_format,
+            self.reward,
+            self.limits,
+            system_prompt=self.system_prompt,
+        )
         self._collector = Collector(loop, self.parity_tolerance)
 
-    def _make_template(self, toolbox: Toolbox) -> ChatTemplate:
-        schemas = toolbox.schemas()
+    def _toolbox(self) -> Toolbox:
+        if self._tools is None:
+            self._tools = self.task.toolbox()
+        return self._tools
+
+    def _make_template(self) -> ChatTemplate:
+        schemas = self._toolbox().schemas()
         tokenizer = load_tokenizer(self.model_name)
         return ChatTemplate(tokenizer, schemas, self.call_format.describe(schemas))
 

@@ -123,7 +123,10 @@ class AgentLoop:
             DataError: if a question's prompt leaves no room to respond.
             RolloutError: if no rollout of the phase could be finished.
         """
-        prompts = [self._prompt(question) for question in questions]
+        prompts = [
+            prompt_of(question, self.template, self.limits, self.system_prompt)
+            for question in questions
+        ]
         limits = self.limits
         runner = ToolRunner(self.num_tool_threads, limits.tool_timeout_s, limits.tool_retries)
         phase = RolloutPhase(self.engine, runner, self.toolbox, self.rules, self.reward)
@@ -148,25 +151,24 @@ class AgentLoop:
             phase.cancel()
             runner.close()
 
-    def check_prompts(self, questions: Sequence[Question]) -> None:
-        """Refuse a question whose prompt leaves no room to respond, before anything is sampled.
 
-        Raises:
-            DataError: if there is one.
-        """
-        for question in questions:
-            self._prompt(question)
+def prompt_of(
+    question: Question, template: ChatTemplate, limits: AgentLimits, system_prompt: str
+) -> list[int]:
+    """Return the tokens of a question's prompt.
 
-    def _prompt(self, question: Question) -> list[int]:
-        ids = self.template.prompt_ids(self.system_prompt, question.text)
-        least = len(ids) + len(self.template.generation_header) + 1
-        if least > self.limits.max_trajectory_tokens:
-            raise DataError(
-                f"Expected a prompt that leaves room within limits.max_trajectory_tokens "
-                f"({self.limits.max_trajectory_tokens}) for question '{question.id}', got "
-                f"{len(ids)} tokens. Raise the limit or drop the question."
-            )
-        return ids
+    Raises:
+        DataError: if it leaves no room to respond.
+    """
+    ids = template.prompt_ids(system_prompt, question.text)
+    least = len(ids) + len(template.generation_header) + 1
+    if least > limits.max_trajectory_tokens:
+        raise DataError(
+            f"Expected a prompt that leaves room within limits.max_trajectory_tokens "
+            f"({limits.max_trajectory_tokens}) for question '{question.id}', got {len(ids)} "
+            "tokens. Raise the limit or drop the question."
+        )
+    return ids
 
 
 def _group(question: Question, ended: Sequence[Rollout]) -> RolloutGroup:

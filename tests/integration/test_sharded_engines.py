@@ -1,4 +1,4 @@
-"""Two ranks of a sharded trainer share one vLLM server."""
+"""Two ranks of a sharded trainer sample with real vLLM: a shared server, or one in each process."""
 
 import socket
 import subprocess
@@ -42,7 +42,8 @@ def url(tmp_path):
     server.wait(timeout=60)
 
 
-def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
+def run_two_ranks(tmp_path, *engine: str) -> None:
+    """Train sharded on two ranks, and see that engine and trainer agree after every push."""
     arguments = (
         "fit",
         f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
@@ -54,13 +55,10 @@ def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
         "--trainer.num_sanity_val_steps=0",
         "--trainer.enable_progress_bar=false",
         f"--trainer.logger.init_args.save_dir={tmp_path}",
-        "--data.engine=trace_pl.rollout.server_engine.ServerEngine",
-        "--data.engine.max_model_len=1024",
-        f'--data.engine.urls=["{url}"]',
-        f"--data.engine.transfer.folder={tmp_path}",
         "--data.questions_per_epoch=3",
         "--data.group_size=2",
         "--data.evaluation_questions=2",
+        *engine,
     )
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     done = subprocess.run(
@@ -76,4 +74,18 @@ def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
         values = [event.value for event in events.Scalars(tag)]
         assert len(values) == 2
         assert max(values) < bound
+
+
+def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
+    run_two_ranks(
+        tmp_path,
+        "--data.engine=trace_pl.rollout.server_engine.ServerEngine",
+        "--data.engine.max_model_len=1024",
+        f'--data.engine.urls=["{url}"]',
+        f"--data.engine.transfer.folder={tmp_path}",
+    )
     assert list(tmp_path.glob("**/*.safetensors")) == []
+
+
+def test_every_rank_has_an_engine_in_its_process(tmp_path):
+    run_two_ranks(tmp_path, "--data.engine.init_args.kv_cache_gib=0.1")
