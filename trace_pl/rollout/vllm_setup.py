@@ -12,7 +12,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import distributed
 
+from trace_pl.distributed.leader import has_other_ranks
 from trace_pl.errors import ConfigError
 
 _GIB = 2**30
@@ -72,7 +74,7 @@ def start_vllm(
     arguments = vllm.EngineArgs(
         model=path,
         max_model_len=max_model_len,
-        distributed_executor_backend="uni",
+        distributed_executor_backend=_executor(),
         logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,
         skip_tokenizer_init=True,
@@ -87,6 +89,16 @@ def start_vllm(
             f"Expected vLLM to start '{path}' with sequences of {max_model_len} tokens and "
             f"{kv_cache_gib} GiB of cache, got: {reason} Change `data.engine.init_args`."
         ) from error
+
+
+def _executor() -> str:
+    """Return vLLM's executor for an engine of one device in this process."""
+    if not has_other_ranks():
+        return "uni"
+    # The other one would put the engines of all ranks on the first device. It reads these.
+    os.environ.setdefault("RANK", str(distributed.get_rank()))
+    os.environ.setdefault("LOCAL_RANK", "0")
+    return "external_launcher"
 
 
 def register_model_class(vllm: ModuleType, path: str) -> None:
