@@ -88,7 +88,7 @@ def model_card(saved: Mapping[str, Any], checkpoint: Path) -> str:
         f"# A policy trained from {saved['model_name']} with TRACE",
         "",
         f"Turn-level credit (arXiv 2607.13988) from the reference {saved['reference_name']}, after "
-        f"{saved['epoch']} epochs and {saved['global_step']} updates.",
+        f"{saved['global_step']} updates.",
         "",
         "| metric | at the checkpoint |",
         "| --- | ---: |",

@@ -45,7 +45,7 @@ def test_a_trained_policy_says_the_same_in_transformers_and_vllm(tiny_model_dir,
     assert not torch.allclose(read(policy), read(in_transformers(tiny_model_dir)), atol=1e-3)
     assert AutoTokenizer.from_pretrained(folder).chat_template
     card = (folder / "README.md").read_text()
-    assert "1 updates" in card
+    assert "after 1 updates" in card
     assert "seed_everything: 7" in card
     assert "loss/policy_loss" in card
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
@@ -78,7 +78,7 @@ def fresh(model_dir, folder):
     path.parent.mkdir(parents=True)
     weights = {f"policy.{name}": tensor for name, tensor in policy.state_dict().items()}
     about = {"model_name": str(model_dir), "reference_name": str(model_dir), "metrics": {}}
-    torch.save({"state_dict": weights, **about, "epoch": 0, "global_step": 0}, path)
+    torch.save({"state_dict": weights, **about, "global_step": 0}, path)
     return policy, path
 
 
