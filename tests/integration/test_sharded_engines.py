@@ -70,10 +70,11 @@ def run_two_ranks(tmp_path, *engine: str) -> None:
     assert done.returncode == 0, done.stderr[-4000:]
     run = tmp_path / "quickstart" / "version_0"
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
-    for tag, bound in (("weights/parity_nats", 1e-4), ("mismatch/abs_nats", 1e-4)):
-        values = [event.value for event in events.Scalars(tag)]
-        assert len(values) == 2
-        assert max(values) < bound
+    parity = [event.value for event in events.Scalars("weights/parity_nats")]
+    assert len(parity) == 2
+    assert max(parity) < 1e-4
+    mismatch = [event.value for event in events.Scalars("mismatch/abs_nats")]
+    assert mismatch[0] < 1e-4  # later ones may be those of an older policy
 
 
 def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
@@ -89,3 +90,13 @@ def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
 
 def test_every_rank_has_an_engine_in_its_process(tmp_path):
     run_two_ranks(tmp_path, "--data.engine.init_args.kv_cache_gib=0.1")
+
+
+def test_every_rank_has_a_server_of_its_own(tmp_path):
+    run_two_ranks(
+        tmp_path,
+        "--data.engine=trace_pl.rollout.server_engine.ServerEngine",
+        "--data.engine.max_model_len=1024",
+        "--data.engine.kv_cache_gib=0.1",
+        "--data.max_staleness=1",
+    )

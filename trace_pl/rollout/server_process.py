@@ -13,9 +13,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from trace_pl.distributed.leader import has_other_ranks
 from trace_pl.rollout.vllm_server import STOP_WITH_STDIN
 
 _CLOSE_S = 15.0
+_OF_RANKS = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+"""What tells the trainer which of several ranks it is; the server is none of them."""
 _NOISE = re.compile("nanobind|leaked (instance|type|function)|skipped remainder")
 """What libraries print at the end of every process, after whatever ended it."""
 
@@ -34,8 +39,14 @@ class ServerProcess:
         self.socket = self._folder / "http"
         """Where it listens."""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the process)
-        environment = {"VLLM_LOGGING_LEVEL": "ERROR", **os.environ}
+        inherited = {k: v for k, v in os.environ.items() if k not in _OF_RANKS}
+        environment = {"VLLM_LOGGING_LEVEL": "ERROR", **inherited}
         environment |= {"OMP_NUM_THREADS": str(num_threads)}
+        if has_other_ranks() and torch.cuda.is_available():
+            # Each rank's child takes the rank's own device, which is the only one that it sees.
+            seen = environment.get("CUDA_VISIBLE_DEVICES", "").split(",")
+            index = torch.cuda.current_device()
+            environment["CUDA_VISIBLE_DEVICES"] = seen[index] if any(seen) else str(index)
         command = [sys.executable, "-m", "trace_pl.rollout.vllm_server", STOP_WITH_STDIN]
         self._process = subprocess.Popen(
             [*command, *arguments, f"--uds={self.socket}"],
