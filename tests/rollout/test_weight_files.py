@@ -51,3 +51,13 @@ def test_a_folder_that_can_not_be_written_is_an_error(tmp_path):
 def test_a_file_of_no_size_is_refused():
     with pytest.raises(ConfigError, match=r"file_mib of at least 1, got 0"):
         WeightFiles(file_mib=0)
+
+
+def test_files_are_in_the_servers_number_format(tmp_path):
+    weights = {"a": torch.tensor([1.0, 1.0 / 3.0]), "b": torch.zeros(3)}
+    found = {}
+    for path in WeightFiles().write(weights.items(), tmp_path, torch.bfloat16):
+        found |= load_file(path)
+    assert found.keys() == weights.keys()
+    for name, tensor in weights.items():
+        assert torch.equal(found[name], tensor.bfloat16())

@@ -62,11 +62,12 @@ class ServerEngine(RolloutEngine):
         gpu_memory_utilization: share of the device's memory, used only if ``kv_cache_gib`` is None.
         temperature: of sampling. Log-probs are those of the distribution sampled from.
         top_p: nucleus of sampling.
-        dtype: number format; float32 matches a float32 trainer exactly.
+        dtype: number format of the server, and of weights on their way; float32 matches a float32
+            trainer exactly.
         seed: of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
         num_threads: CPU threads of the child; None takes as many as torch has.
         urls: addresses of running servers, which then have settings of their own for model, memory,
-            dtype and threads.
+            threads, and were started with this ``dtype``.
         transfer: how weights get there; None means through this machine's memory.
         timeout_s: longest time without an answer, for a response or a file of weights.
         start_timeout_s: longest start of the child.
@@ -100,6 +101,7 @@ class ServerEngine(RolloutEngine):
             temperature, top_p, torch.initial_seed() if seed is None else seed
         )
         self.version = -1
+        self._dtype = None if dtype == "auto" else getattr(torch, dtype)
         self._arguments = [
             resolve_model(model),
             f"--max-model-len={max_model_len}",
@@ -279,7 +281,7 @@ class ServerEngine(RolloutEngine):
         return self._process.pid
 
     def _group(self, clients: list[ServerClient]) -> ServerGroup:
-        return ServerGroup(clients, self._transfer, self._folder)
+        return ServerGroup(clients, self._transfer, self._folder, self._dtype)
 
     def _start(self) -> None:
         """Start a child and wait until it serves."""

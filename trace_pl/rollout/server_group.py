@@ -26,14 +26,20 @@ class ServerGroup:
         clients: one for each server.
         transfer: how weights get there.
         folder: where their files are put.
+        dtype: number format of the files; None keeps that of the tensors.
     """
 
     def __init__(
-        self, clients: Sequence[ServerClient], transfer: WeightFiles, folder: Path
+        self,
+        clients: Sequence[ServerClient],
+        transfer: WeightFiles,
+        folder: Path,
+        dtype: torch.dtype | None = None,
     ) -> None:
         self._clients = clients
         self._transfer = transfer
         self._folder = folder
+        self._dtype = dtype
 
     def connect(self, max_model_len: int) -> None:
         """Check each server and tell it where weights will come from.
@@ -110,7 +116,7 @@ class ServerGroup:
         """
         self._all("/pause?mode=abort")
         self._all("/start_weight_update")
-        with closing(self._transfer.write(named_tensors, self._folder)) as paths:
+        with closing(self._transfer.write(named_tensors, self._folder, self._dtype)) as paths:
             for path in paths:
                 self._all("/update_weights", {"update_info": {"path": str(path)}})
         self._all("/finish_weight_update", {"weight_version": label})

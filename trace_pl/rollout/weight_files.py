@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -55,14 +56,24 @@ class WeightFiles:
             ) from error
 
     def write(
-        self, named_tensors: Iterable[tuple[str, Tensor]], folder: Path
+        self,
+        named_tensors: Iterable[tuple[str, Tensor]],
+        folder: Path,
+        dtype: torch.dtype | None = None,
     ) -> Generator[Path, None, None]:
         """Yield files that together hold the tensors; each is gone when the next is asked for.
+
+        Args:
+            named_tensors: what to write.
+            folder: where to.
+            dtype: number format of the files, which is the server's; None keeps the tensors'.
 
         Raises:
             RolloutError: if a file can not be written.
         """
-        for number, tensors in enumerate(_chunks(named_tensors, self.file_mib * _MIB)):
+        for number, tensors in enumerate(
+            _chunks(_cast(named_tensors, dtype), self.file_mib * _MIB)
+        ):
             path = folder / f"{number}.safetensors"
             try:
                 try:
@@ -75,6 +86,13 @@ class WeightFiles:
                 yield path
             finally:
                 path.unlink(missing_ok=True)
+
+
+def _cast(
+    named_tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None
+) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in named_tensors:
+        yield name, tensor if dtype is None else tensor.to(dtype)
 
 
 def _chunks(
