@@ -1,5 +1,6 @@
 """Fixtures that several test folders share: a tiny random Qwen3 with its own tokenizer."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,10 @@ _TAGS = ("think", "tool_call", "tool_response")
 
 
 def pytest_configure() -> None:
-    """Compute on one thread."""
+    """Compute on one thread, here and in the processes that tests start."""
     # Tensors here are tiny and test processes many: more threads only wait for each other.
     torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
