@@ -42,3 +42,12 @@ def make_qwen3_moe(**changes):
     # Grouped products do not know float64.
     sizes["experts_implementation"] = "eager"
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**{**SIZES, **sizes, **changes})).eval()
+
+
+def perturb(policy, seed, part=""):
+    """Move the parameters whose names hold ``part``."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in policy.named_parameters():
+            if part in name:
+                tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))

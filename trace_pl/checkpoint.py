@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from trace_pl.errors import CheckpointError, ConfigError
+from trace_pl.errors import CheckpointError, ConfigError, one_line
 
 _META = "meta.pt"  # of a folder: everything but tensors; Lightning's name
 _EXPECTED = ("model_name", "reference_name", "metrics")
@@ -83,8 +83,9 @@ def read_meta(path: Path) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, pickle.UnpicklingError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"Expected a checkpoint of a run at '{path}', got: {reason}") from error
+        raise ConfigError(
+            f"Expected a checkpoint of a run at '{path}', got: {one_line(error)}"
+        ) from error
     missing = [name for name in _EXPECTED if name not in saved]
     if missing:
         raise ConfigError(

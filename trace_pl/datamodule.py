@@ -98,19 +98,16 @@ class RolloutDataModule(lightning.LightningDataModule):
                 "compares rollouts of one question; the paper uses 8."
             )
         counts = {
-            "questions_per_epoch": questions_per_epoch,
-            "num_steps": num_steps,
-            "num_passes": num_passes,
-            "tokens_per_forward": tokens_per_forward,
-            "evaluation_questions": evaluation_questions,
+            "questions_per_epoch": (questions_per_epoch, 1),
+            "num_steps": (num_steps, 1),
+            "num_passes": (num_passes, 1),
+            "tokens_per_forward": (tokens_per_forward, 1),
+            "evaluation_questions": (evaluation_questions, 1),
+            "extra_questions": (extra_questions, 0),
         }
-        for name, value in counts.items():
-            if value < 1:
-                raise ConfigError(f"Expected data.{name} of at least 1, got {value}.")
-        if extra_questions < 0:
-            raise ConfigError(
-                f"Expected data.extra_questions of at least 0, got {extra_questions}."
-            )
+        for name, (value, least) in counts.items():
+            if value < least:
+                raise ConfigError(f"Expected data.{name} of at least {least}, got {value}.")
         if extra_questions and max_staleness:
             raise ConfigError(
                 "Expected data.extra_questions or data.max_staleness, got both. Leave one at 0: "

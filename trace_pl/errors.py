@@ -35,3 +35,8 @@ class WeightSyncError(RolloutError):
 
 class NumericalError(TraceError, ArithmeticError):
     """A loss or gradient stayed non-finite for more steps than allowed."""
+
+
+def one_line(error: BaseException) -> str:
+    """Return the beginning of another's error text on one line."""
+    return " ".join(str(error).split())[:300] or type(error).__name__

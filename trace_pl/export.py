@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA, merge_in_place
 from trace_pl.checkpoint import read_checkpoint
-from trace_pl.errors import ConfigError
-from trace_pl.policy import first_line, load_model, load_tokenizer, model_on_meta
+from trace_pl.errors import ConfigError, one_line
+from trace_pl.policy import load_model, load_tokenizer, model_on_meta
 
 _PREFIX = "policy."  # of the policy's weights in a checkpoint
 _PACKAGES = ("trace-pl", "torch", "lightning", "transformers")
@@ -113,7 +113,7 @@ def _policy(
         found = model.load_state_dict(weights, strict=adapter is None, assign=True)
     except RuntimeError as error:
         raise ConfigError(
-            f"Expected the weights of '{model_name}' in '{source}', got: {first_line(error)}"
+            f"Expected the weights of '{model_name}' in '{source}', got: {one_line(error)}"
         ) from error
     if found.unexpected_keys:
         raise ConfigError(

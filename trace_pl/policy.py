@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from trace_pl.checkpoint import read_checkpoint
-from trace_pl.errors import ConfigError
+from trace_pl.errors import ConfigError, one_line
 from trace_pl.packed_attention import PACKED, PackedRow, require_packed_attention
 from trace_pl.scoring.packed_forward import packed_logprobs
 
@@ -58,7 +58,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_model(name))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"Expected a tokenizer beside model '{name}', got: {first_line(error)}"
+            f"Expected a tokenizer beside model '{name}', got: {one_line(error)}"
         ) from error
     return tokenizer
 
@@ -75,7 +75,7 @@ def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:
         )
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"Expected a causal language model at '{name}', got: {first_line(error)}"
+            f"Expected a causal language model at '{name}', got: {one_line(error)}"
         ) from error
     require_packed_attention(model)
     return model
@@ -95,7 +95,7 @@ def model_on_meta(name: str) -> PreTrainedModel:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"Expected a causal language model at '{name}', got: {first_line(error)}"
+            f"Expected a causal language model at '{name}', got: {one_line(error)}"
         ) from error
     require_packed_attention(model)
     renew_rotary(model)
@@ -144,14 +144,9 @@ def load_reference(name: str, policy_name: str, dtype: str = "float32") -> PreTr
     except RuntimeError as error:
         raise ConfigError(
             f"Expected a checkpoint of a run of '{policy_name}' at '{name}', got: "
-            f"{first_line(error)} Set `model.reference_name` to a model or to such a file."
+            f"{one_line(error)} Set `model.reference_name` to a model or to such a file."
         ) from error
     return model
-
-
-def first_line(error: BaseException) -> str:
-    """Return the beginning of an error's text on one line."""
-    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def sampled_logprobs(model: PreTrainedModel, token_ids_BT: Tensor, mask_BT: Tensor) -> Tensor:

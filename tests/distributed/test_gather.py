@@ -1,9 +1,9 @@
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from processes import torchrun
 
 from trace_pl.distributed.gather import full_tensors
 
@@ -11,10 +11,9 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_two_ranks_gather_ragged_packed_and_adapted_weights():
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [sys.executable, *launcher, str(Path(__file__).with_name("gather_ranks.py"))],
+        [*torchrun(2), str(Path(__file__).with_name("gather_ranks.py"))],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -1,12 +1,12 @@
 """Two nodes, as far as one machine can be two: the launch file started twice on loopback."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from processes import free_port
 
 from trace_pl.checkpoint import read_checkpoint
 
@@ -30,12 +30,6 @@ SETTINGS = (
     "--trainer.max_epochs=2",
     "--trainer.enable_progress_bar=false",
 )
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_node(rank: int, port: int, runs: Path, *settings: str) -> subprocess.Popen:

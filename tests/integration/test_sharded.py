@@ -4,11 +4,11 @@ import json
 import pickle
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import torchrun as launcher
 from random_models import make_qwen3, make_qwen3_moe
 from safetensors import safe_open
 from sharded_run import run
@@ -28,9 +28,8 @@ def torchrun(folder, num_processes, **jobs):
     """Run jobs in a process group and return what its first rank found."""
     asked, found = folder / "jobs.json", folder / "found.json"
     asked.write_text(json.dumps(jobs))
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={num_processes}")
     done = subprocess.run(
-        [sys.executable, *launcher, str(SCRIPT), str(asked), str(found)],
+        [*launcher(num_processes), str(SCRIPT), str(asked), str(found)],
         capture_output=True,
         text=True,
         timeout=200,

@@ -1,6 +1,5 @@
 """Two ranks of a sharded trainer sample with real vLLM: a shared server, or one in each process."""
 
-import socket
 import subprocess
 import sys
 import time
@@ -8,6 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from processes import free_port, torchrun
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
@@ -18,9 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 @pytest.fixture
 def url(tmp_path):
     """A server that was started by hand, as on another machine."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     folder = ROOT / "trace_pl" / "data" / "closed_web" / "base"
     command = [sys.executable, "-m", "trace_pl.rollout.vllm_server", str(folder)]
     command += ["--max-model-len=1024", "--max-num-seqs=32", "--dtype=float32"]
@@ -60,9 +58,8 @@ def run_two_ranks(tmp_path, *engine: str) -> None:
         "--data.evaluation_questions=2",
         *engine,
     )
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     done = subprocess.run(
-        [sys.executable, *launcher, "-m", "trace_pl.cli", *arguments],
+        [*torchrun(2), "-m", "trace_pl.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=200,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import torchrun
 
 from trace_pl.policy import BUILT_IN_BASE, load_model
 
@@ -30,11 +31,13 @@ SETTINGS = (
 )
 
 
-def run(folder: Path, *launcher: str, more: tuple[str, ...] = ()) -> dict:
+def run(
+    folder: Path, launcher: tuple[str, ...] = (sys.executable,), more: tuple[str, ...] = ()
+) -> dict:
     """Train in ``folder`` and return the checkpoint."""
     place = f"--trainer.logger.init_args.save_dir={folder}"
     done = subprocess.run(
-        [sys.executable, *launcher, "-m", "trace_pl.cli", *SETTINGS, place, *more],
+        [*launcher, "-m", "trace_pl.cli", *SETTINGS, place, *more],
         capture_output=True,
         text=True,
         timeout=200,
@@ -47,9 +50,10 @@ def run(folder: Path, *launcher: str, more: tuple[str, ...] = ()) -> dict:
 @pytest.mark.timeout(400)
 def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
     single = run(tmp_path / "one")
-    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
     double = run(
-        tmp_path / "two", *launcher, more=("--trainer.strategy=ddp", "--trainer.devices=2")
+        tmp_path / "two",
+        launcher=torchrun(2),
+        more=("--trainer.strategy=ddp", "--trainer.devices=2"),
     )
     assert single["global_step"] == double["global_step"] == 3
     start = flat(load_model(BUILT_IN_BASE).state_dict(), "")

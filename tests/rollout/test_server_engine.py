@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from processes import free_port
 from scripted import SCHEMA, FunctionTools
 
 from trace_pl.errors import ConfigError, RolloutError, ServerError, WeightSyncError
@@ -176,12 +177,6 @@ def test_no_process_and_no_file_outlives_a_trainer_that_fails(tiny_model_dir, tm
 
 
 # --- servers on other machines ---------------------------------------------------------------
-
-
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from random_models import make_qwen3
+from random_models import make_qwen3, perturb
 
 from trace_pl.adapters import LoRA
 from trace_pl.errors import RolloutError, WeightSyncError
@@ -35,14 +35,6 @@ def tied(tmp_path_factory):
     engine = make_engine(folder)
     yield engine, folder
     engine.close()
-
-
-def perturb(policy, seed, part=""):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, tensor in policy.named_parameters():
-            if part in name:
-                tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
 
 
 def test_a_push_of_an_adapter_keeps_no_merged_copy(tied):

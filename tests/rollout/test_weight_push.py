@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-import torch
-from random_models import make_llama, make_qwen3_moe
+from random_models import make_llama, make_qwen3_moe, perturb
 from safetensors.torch import load_file, save_file
 
 from trace_pl.errors import WeightSyncError
@@ -48,14 +47,6 @@ def started(request, tmp_path_factory):
     engine = make_engine(folder, kind)
     yield engine, folder
     engine.close()
-
-
-def perturb(policy, seed, part=""):
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, tensor in policy.named_parameters():
-            if part in name:
-                tensor.add_(0.05 * torch.randn(tensor.shape, generator=generator))
 
 
 def test_pushes_again_and_again_leave_the_trainers_weights(started):

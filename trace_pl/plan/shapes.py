@@ -11,9 +11,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from trace_pl.adapters import LoRA
-from trace_pl.errors import ConfigError
+from trace_pl.errors import ConfigError, one_line
 from trace_pl.packed_attention import PACKED, require_packed_attention
-from trace_pl.policy import first_line, resolve_model
+from trace_pl.policy import resolve_model
 
 KNOWN_MODELS = Path(__file__).parent / "models"
 """Configs of models that are planned often, by hub id, so that a plan needs no network."""
@@ -115,7 +115,7 @@ def read_config(name: str) -> PreTrainedConfig:
         config: PreTrainedConfig = AutoConfig.from_pretrained(known if known.is_dir() else path)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"Expected the config.json of a model at '{name}', got: {first_line(error)} Set "
+            f"Expected the config.json of a model at '{name}', got: {one_line(error)} Set "
             "`model.model_name` to a folder that holds one, or connect to the hub."
         ) from error
     return config

@@ -26,12 +26,11 @@ from trace_pl.rollout.engine import (
     GenerationRequest,
     RolloutEngine,
     SamplingSettings,
-    stream_seed,
 )
 from trace_pl.rollout.server_client import Json, ServerClient
 from trace_pl.rollout.server_group import ServerGroup, read_completion
 from trace_pl.rollout.server_process import ServerProcess
-from trace_pl.rollout.vllm_setup import require_memory
+from trace_pl.rollout.vllm_setup import require_memory, sampling_parameters
 from trace_pl.rollout.weight_files import WeightFiles
 
 logger = logging.getLogger(__name__)
@@ -144,17 +143,7 @@ class ServerEngine(RolloutEngine):
 
     def submit(self, request: GenerationRequest) -> None:
         """Send a request."""
-        parameters = {
-            "max_tokens": request.max_tokens,
-            "temperature": self.settings.temperature,
-            "top_p": self.settings.top_p,
-            "seed": stream_seed(self.settings.seed, request.stream),
-            "logprobs": 0,
-            # Only the template's own end of turn ends a response; it is sampled and kept.
-            "stop_token_ids": [request.stop_token_id],
-            "ignore_eos": True,
-            "detokenize": False,
-        }
+        parameters = {**sampling_parameters(self.settings, request), "detokenize": False}
         answer = self._servers.generate(request.stream, request.prompt_ids, parameters)
         self._running[answer] = request
         answer.add_done_callback(self._answered.put)

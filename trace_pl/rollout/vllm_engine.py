@@ -21,10 +21,9 @@ from trace_pl.rollout.engine import (
     GenerationRequest,
     RolloutEngine,
     SamplingSettings,
-    stream_seed,
 )
 from trace_pl.rollout.host_process import guest_compute, kept_state, quiet_output
-from trace_pl.rollout.vllm_setup import import_vllm, start_vllm
+from trace_pl.rollout.vllm_setup import import_vllm, sampling_parameters, start_vllm
 from trace_pl.rollout.vllm_sleep import Sleeper
 from trace_pl.rollout.vllm_weights import load_weights, weight_differences
 
@@ -121,15 +120,7 @@ class VLLMEngine(RolloutEngine):
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request; it joins the next step."""
         parameters = self._vllm.SamplingParams(
-            max_tokens=request.max_tokens,
-            temperature=self.settings.temperature,
-            top_p=self.settings.top_p,
-            seed=stream_seed(self.settings.seed, request.stream),
-            logprobs=0,
-            # Only the template's own end of turn ends a response; it is sampled and kept.
-            stop_token_ids=[request.stop_token_id],
-            ignore_eos=True,
-            **self._light_output(),
+            **sampling_parameters(self.settings, request), **self._light_output()
         )
         self._add(request.request_id, request.prompt_ids, parameters)
 

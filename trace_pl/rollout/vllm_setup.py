@@ -16,6 +16,7 @@ from torch import distributed
 
 from trace_pl.distributed.leader import has_other_ranks
 from trace_pl.errors import ConfigError
+from trace_pl.rollout.engine import GenerationRequest, SamplingSettings, stream_seed
 
 _GIB = 2**30
 
@@ -89,6 +90,20 @@ def start_vllm(
             f"Expected vLLM to start '{path}' with sequences of {max_model_len} tokens and "
             f"{kv_cache_gib} GiB of cache, got: {reason} Change `data.engine.init_args`."
         ) from error
+
+
+def sampling_parameters(settings: SamplingSettings, request: GenerationRequest) -> dict[str, Any]:
+    """Return vLLM's sampling parameters of a request, by name."""
+    return {
+        "max_tokens": request.max_tokens,
+        "temperature": settings.temperature,
+        "top_p": settings.top_p,
+        "seed": stream_seed(settings.seed, request.stream),
+        "logprobs": 0,
+        # Only the template's own end of turn ends a response; it is sampled and kept.
+        "stop_token_ids": [request.stop_token_id],
+        "ignore_eos": True,
+    }
 
 
 def _executor() -> str:
