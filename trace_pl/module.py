@@ -19,13 +19,13 @@ from lightning.pytorch.utilities.types import (
 )
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA, adapter_off
 from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.checkpoint import require_same
+from trace_pl.distributed.norm import total_norm
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.experts import Experts, RouterWatch, routers
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
@@ -263,9 +263,7 @@ class TraceModule(lightning.LightningModule):
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Skip a step whose gradient is not finite; stop when that happens again and again."""
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+        self._gradient_norm = norm = total_norm(gradients)
         self.log(
             "loss/gradient_norm", norm, on_step=False, on_epoch=True, batch_size=1, sync_dist=True
         )
@@ -273,6 +271,23 @@ class TraceModule(lightning.LightningModule):
         where = self._guard.check(norm, self.policy.parameters(), self.global_step)
         if where:
             self.print(f"Step {self.global_step} is skipped: {where} is not finite.")
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip by the norm that was measured for the log; torch would measure it once more."""
+        if gradient_clip_val and gradient_clip_algorithm in (None, "norm"):
+            # One by one: torch multiplies no list of tensors that lie on different meshes.
+            torch.nn.utils.clip_grads_with_norm_(
+                self.policy.parameters(), gradient_clip_val, self._gradient_norm, foreach=False
+            )
+        else:
+            super().configure_gradient_clipping(
+                optimizer, gradient_clip_val, gradient_clip_algorithm
+            )
 
     # --- evaluation -------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """Sharded over two and four processes, a run learns what one process learns."""
 
+import itertools
 import json
 import pickle
 import shutil
@@ -20,6 +21,7 @@ from trace_pl.policy import load_model
 
 SCRIPT = Path(__file__).parents[1] / "sharded_run.py"
 FSDP, HSDP, OFFLOAD = {}, {"shard_size": 2}, {"reference_on_cpu": True}
+EXPERTS = {"expert_parallel_size": 2}
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -65,6 +67,7 @@ def two(models, alone, tmp_path_factory):
     }
     moe = {"model": models["moe"], "strategy": FSDP}
     dense = {"model": models["dense"], "strategy": FSDP}
+    dealt = {"model": models["moe"], "strategy": EXPERTS}
     lora = {**dense, "adapter": {"rank": 2}}
     jobs |= {
         "saved": {**moe, "epochs": 2, "save": str(folder / "sharded.ckpt")},
@@ -73,6 +76,15 @@ def two(models, alone, tmp_path_factory):
         "lora": {**lora, "epochs": 3},
         "lora-saved": {**lora, "epochs": 2, "save": str(folder / "lora.ckpt")},
         "lora-resumed": {**lora, "epochs": 3, "resume": str(folder / "lora.ckpt")},
+        "moe-experts": {
+            **dealt,
+            "strategy": {**EXPERTS, **OFFLOAD},
+            "activation_checkpointing": True,
+        },
+        "experts-saved": {**dealt, "epochs": 2, "save": str(folder / "experts.ckpt")},
+        "experts-resumed": {**moe, "resume": str(folder / "experts.ckpt")},
+        "experts-lora": {**dealt, "epochs": 3, "adapter": {"rank": 2}},
+        "moe-lora": {**moe, "epochs": 3, "adapter": {"rank": 2}},
         "steps": {**moe, "epochs": 2, "num_steps": 2, "activation_checkpointing": True},
     }
     return torchrun(folder, 2, **jobs), folder
@@ -82,8 +94,13 @@ def close(losses):
     return pytest.approx(losses, abs=1e-4)
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "offload"])
+@pytest.mark.parametrize(
+    ("model", "strategy"),
+    [
+        *itertools.product(["dense", "moe"], ["ddp", "fsdp", "offload"]),
+        ("moe", "experts"),
+    ],
+)
 def test_two_ranks_with_ragged_work_learn_and_score_what_one_does(alone, two, model, strategy):
     one, found = alone[model], two[0][f"{model}-{strategy}"]
     assert abs(one["losses"][0] - one["losses"][-1]) > 1e-2
@@ -95,9 +112,10 @@ def test_two_ranks_with_ragged_work_learn_and_score_what_one_does(alone, two, mo
     assert (torch.tensor(found["scores"]) - torch.tensor(mine)).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("model", ["dense", "moe"])
-def test_a_sharded_policy_is_pushed_whole_under_the_names_of_its_files(alone, two, models, model):
-    pushed, expected = two[0][f"{model}-fsdp"]["pushed"], alone[model]["pushed"]
+@pytest.mark.parametrize("name", ["dense-fsdp", "moe-fsdp", "moe-experts"])
+def test_a_sharded_policy_is_pushed_whole_under_the_names_of_its_files(alone, two, models, name):
+    model = name.split("-")[0]
+    pushed, expected = two[0][name]["pushed"], alone[model]["pushed"]
     with safe_open(Path(models[model]) / "model.safetensors", "pt") as file:
         assert set(pushed) == set(file.keys())
     assert pushed == pytest.approx(expected, rel=1e-4)
@@ -110,6 +128,12 @@ def test_a_run_goes_on_with_any_number_of_ranks(alone, two, models, tmp_path):
     job = {"model": models["moe"], "strategy": FSDP, "resume": str(folder / "sharded.ckpt")}
     one = torchrun(tmp_path, 1, resumed=job)
     assert one["resumed"]["losses"] == close(alone["moe"]["losses"][2:])
+
+
+def test_dealt_experts_are_resumed_by_ranks_that_hold_all_of_them_and_take_an_adapter(alone, two):
+    found, _ = two
+    assert found["experts-resumed"]["losses"] == close(alone["moe"]["losses"][2:])
+    assert found["experts-lora"]["losses"] == close(found["moe-lora"]["losses"])
 
 
 def test_several_steps_and_activation_checkpointing_run_sharded(two):
@@ -154,9 +178,12 @@ def test_a_checkpoint_without_a_shard_or_for_one_process_is_refused(two, models,
         CheckpointFiles().load_checkpoint(two[1] / "sharded.ckpt")
 
 
-def test_four_ranks_shard_in_pairs_that_replicate(alone, models, tmp_path):
+def test_four_ranks_shard_in_pairs_that_replicate(alone, two, models, tmp_path):
     # The fourth rank has no rollouts at all.
     jobs = {name: {"model": model, "strategy": HSDP} for name, model in models.items()}
-    found = torchrun(tmp_path, 4, **jobs)
-    for name, one in alone.items():
-        assert found[name]["losses"] == close(one["losses"])
+    jobs["moe-experts"] = {"model": models["moe"], "strategy": {**HSDP, **EXPERTS}}
+    resumed = {"model": models["moe"], "strategy": EXPERTS, "resume": str(two[1] / "experts.ckpt")}
+    found = torchrun(tmp_path, 4, **jobs, resumed=resumed)
+    for name in jobs:
+        assert found[name]["losses"] == close(alone[name.split("-")[0]]["losses"])
+    assert found["resumed"]["losses"] == close(alone["moe"]["losses"][2:])

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA
@@ -43,6 +43,10 @@ class ShardedStrategy(ModelParallelStrategy):
             each such group is a replica. None means all ranks.
         compute_dtype: Of forward and backward pass.
         reference_on_cpu: Keeps the frozen reference in main memory.
+        expert_parallel_size: Ranks that divide the experts of a mixture among themselves, as a rule
+            those of one node. Each computes its experts for the tokens of all of them, so that
+            tokens travel instead of expert weights; a gathered layer is then smaller by as many
+            experts. 1 gathers all experts on every rank.
         process_group_backend: None chooses nccl on GPU and gloo on CPU.
         timeout_s: Seconds that a rank waits for the others before the run stops.
     """
@@ -52,6 +56,7 @@ class ShardedStrategy(ModelParallelStrategy):
         shard_size: int | None = None,
         compute_dtype: Literal["float32", "bfloat16"] = "bfloat16",
         reference_on_cpu: bool = False,
+        expert_parallel_size: int = 1,
         process_group_backend: str | None = None,
         timeout_s: float = 1800.0,
     ) -> None:
@@ -61,18 +66,23 @@ class ShardedStrategy(ModelParallelStrategy):
         self.shard_size = shard_size
         self.compute_dtype = getattr(torch, compute_dtype)
         self.reference_on_cpu = reference_on_cpu
+        self.expert_parallel_size = expert_parallel_size
+        self.expert_mesh: DeviceMesh | None = None
 
     def setup_environment(self) -> None:
         """Join the process group and lay out replicas and shards."""
         # Lightning's names for the two dimensions; here they are replicas and shards.
         self._data_parallel_size, self._tensor_parallel_size = self.mesh_shape()
         super().setup_environment()
+        if self.expert_parallel_size > 1:
+            self.expert_mesh = self._divide_for_experts()
 
     def mesh_shape(self) -> tuple[int, int]:
         """Return the numbers of replicas, and of ranks that share each.
 
         Raises:
-            ConfigError: if the ranks can not be divided into groups of ``shard_size``.
+            ConfigError: if the ranks can not be divided into groups of ``shard_size``, or these
+                into groups of ``expert_parallel_size``.
         """
         world_size = self.num_nodes * self.num_processes
         size = self.shard_size or world_size
@@ -81,6 +91,12 @@ class ShardedStrategy(ModelParallelStrategy):
                 f"Expected a number of ranks that trainer.strategy.shard_size ({size}) divides, "
                 f"got {world_size} (trainer.devices x trainer.num_nodes). Change one of them."
             )
+        experts = self.expert_parallel_size
+        if experts < 1 or size % experts:
+            raise ConfigError(
+                "Expected trainer.strategy.expert_parallel_size to divide the ranks that share one "
+                f"copy of the model ({size}), got {experts}."
+            )
         return world_size // size, size
 
     @property
@@ -88,6 +104,17 @@ class ShardedStrategy(ModelParallelStrategy):
         """(shards) or (replicas, shards)."""
         mesh = self.device_mesh
         return mesh if mesh.size(0) > 1 else mesh["tensor_parallel"]
+
+    def _divide_for_experts(self) -> DeviceMesh:
+        """Return the same ranks as (replicate,) shard and expert; neighbours hold other experts."""
+        replicas, size = self.mesh_shape()
+        experts = self.expert_parallel_size
+        dimensions = {"replicate": replicas, "shard": size // experts, "expert": experts}
+        if replicas == 1:
+            del dimensions["replicate"]
+        return init_device_mesh(
+            self.root_device.type, tuple(dimensions.values()), mesh_dim_names=tuple(dimensions)
+        )
 
     @property
     def distributed_sampler_kwargs(self) -> dict[str, Any]:
@@ -125,7 +152,7 @@ class ShardedStrategy(ModelParallelStrategy):
         on_cpu: bool,
     ) -> PreTrainedModel:
         torch.nn.Module.to(model, dtype)
-        shard_model(model, self.mesh, compute_dtype, on_cpu)
+        shard_model(model, self.mesh, compute_dtype, on_cpu, self.expert_mesh)
         device = torch.device("cpu") if on_cpu else self.root_device
         model.to_empty(device=device)
         renew_rotary(model, self.root_device)

@@ -1,0 +1,39 @@
+"""What can not be dealt is refused before anything is loaded."""
+
+import pytest
+from random_models import make_qwen3, make_qwen3_moe
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from trace_pl.distributed.expert_parallel import deal_experts
+from trace_pl.distributed.strategy import ShardedStrategy
+from trace_pl.errors import ConfigError
+
+
+@pytest.fixture
+def three_ranks():
+    """The first of three ranks, of which the others do not exist."""
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=3)
+    yield init_device_mesh("cpu", (3,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (make_qwen3, "Expected a mixture of experts .* got a Qwen3ForCausalLM"),
+        (make_qwen3_moe, "to divide the model's 4 experts, got 3"),
+    ],
+)
+def test_models_without_experts_or_with_too_few_are_refused(three_ranks, make, message):
+    with pytest.raises(ConfigError, match=message):
+        deal_experts(make(), three_ranks)
+
+
+@pytest.mark.parametrize("size", [0, 3])
+def test_ranks_of_one_copy_are_divided_evenly(size):
+    strategy = ShardedStrategy(shard_size=4, expert_parallel_size=size)
+    strategy.parallel_devices = ["cpu"] * 8
+    with pytest.raises(ConfigError, match=rf"expert_parallel_size .* \(4\), got {size}"):
+        strategy.mesh_shape()
