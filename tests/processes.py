@@ -2,6 +2,7 @@
 
 import socket
 import sys
+from pathlib import Path
 
 
 def free_port():
@@ -11,9 +12,6 @@ def free_port():
         return int(probe.getsockname()[1])
 
 
-def torchrun(num_processes):
+def launcher(num_ranks):
     """Return the beginning of a command that starts ranks of one process group."""
-    return (
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-        f"--nproc-per-node={num_processes}",
-    )
+    return (sys.executable, str(Path(__file__).with_name("ranks.py")), str(num_ranks))

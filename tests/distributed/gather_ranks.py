@@ -1,6 +1,6 @@
 """One of two processes: shards a model, gathers it parameter by parameter, compares.
 
-Run by test_gather.py through torch.distributed.run.
+python tests/ranks.py 2 tests/distributed/gather_ranks.py
 """
 
 import weakref

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import torchrun as launcher
+from processes import launcher
 from random_models import make_qwen3, make_qwen3_moe
 from safetensors import safe_open
 from sharded_run import run
@@ -26,7 +26,7 @@ EXPERTS = {"expert_parallel_size": 2}
 pytestmark = pytest.mark.timeout(240)
 
 
-def torchrun(folder, num_processes, **jobs):
+def run_ranks(folder, num_processes, **jobs):
     """Run jobs in a process group and return what its first rank found."""
     asked, found = folder / "jobs.json", folder / "found.json"
     asked.write_text(json.dumps(jobs))
@@ -87,7 +87,7 @@ def two(models, alone, tmp_path_factory):
         "moe-lora": {**moe, "epochs": 3, "adapter": {"rank": 2}},
         "steps": {**moe, "epochs": 2, "num_steps": 2, "activation_checkpointing": True},
     }
-    return torchrun(folder, 2, **jobs), folder
+    return run_ranks(folder, 2, **jobs), folder
 
 
 def close(losses):
@@ -126,7 +126,7 @@ def test_a_run_goes_on_with_any_number_of_ranks(alone, two, models, tmp_path):
     assert found["resumed"]["losses"] == close(alone["moe"]["losses"][2:])
     assert found["from-one"]["losses"] == close(alone["dense"]["losses"][2:])
     job = {"model": models["moe"], "strategy": FSDP, "resume": str(folder / "sharded.ckpt")}
-    one = torchrun(tmp_path, 1, resumed=job)
+    one = run_ranks(tmp_path, 1, resumed=job)
     assert one["resumed"]["losses"] == close(alone["moe"]["losses"][2:])
 
 
@@ -183,7 +183,7 @@ def test_four_ranks_shard_in_pairs_that_replicate(alone, two, models, tmp_path):
     jobs = {name: {"model": model, "strategy": HSDP} for name, model in models.items()}
     jobs["moe-experts"] = {"model": models["moe"], "strategy": {**HSDP, **EXPERTS}}
     resumed = {"model": models["moe"], "strategy": EXPERTS, "resume": str(two[1] / "experts.ckpt")}
-    found = torchrun(tmp_path, 4, **jobs, resumed=resumed)
+    found = run_ranks(tmp_path, 4, **jobs, resumed=resumed)
     for name in jobs:
         assert found[name]["losses"] == close(alone[name.split("-")[0]]["losses"])
     assert found["resumed"]["losses"] == close(alone["moe"]["losses"][2:])

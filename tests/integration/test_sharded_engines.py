@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from processes import free_port, torchrun
+from processes import free_port, launcher
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def run_two_ranks(tmp_path, *engine: str) -> None:
         *engine,
     )
     done = subprocess.run(
-        [*torchrun(2), "-m", "trace_pl.cli", *arguments],
+        [*launcher(2), "-m", "trace_pl.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=200,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import torchrun
+from processes import launcher
 
 from trace_pl.policy import BUILT_IN_BASE, load_model
 
@@ -32,12 +32,12 @@ SETTINGS = (
 
 
 def run(
-    folder: Path, launcher: tuple[str, ...] = (sys.executable,), more: tuple[str, ...] = ()
+    folder: Path, start: tuple[str, ...] = (sys.executable,), more: tuple[str, ...] = ()
 ) -> dict:
     """Train in ``folder`` and return the checkpoint."""
     place = f"--trainer.logger.init_args.save_dir={folder}"
     done = subprocess.run(
-        [*launcher, "-m", "trace_pl.cli", *SETTINGS, place, *more],
+        [*start, "-m", "trace_pl.cli", *SETTINGS, place, *more],
         capture_output=True,
         text=True,
         timeout=200,
@@ -52,7 +52,7 @@ def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
     single = run(tmp_path / "one")
     double = run(
         tmp_path / "two",
-        launcher=torchrun(2),
+        start=launcher(2),
         more=("--trainer.strategy=ddp", "--trainer.devices=2"),
     )
     assert single["global_step"] == double["global_step"] == 3

@@ -26,7 +26,12 @@ def _in_root(pytestconfig, monkeypatch):
 
 
 def sharded(config, **settings):
-    strategy = {"shard_size": None, "reference_on_cpu": False, "compute_dtype": "bfloat16"}
+    strategy = {
+        "shard_size": None,
+        "reference_on_cpu": False,
+        "compute_dtype": "bfloat16",
+        "expert_parallel_size": 1,
+    }
     config["trainer"]["strategy"] = Namespace(
         class_path="trace_pl.distributed.strategy.ShardedStrategy",
         init_args=Namespace(**{**strategy, **settings}),

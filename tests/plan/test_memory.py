@@ -11,13 +11,12 @@ import torch
 from fixed_experience import train
 from lightning.pytorch.callbacks import Callback
 from measured_bytes import storage_bytes
-from processes import torchrun
-from wide_models import make_wide
+from processes import launcher
+from wide_models import make_wide, make_wide_moe
 
 from trace_pl.adapters import LoRA
-from trace_pl.plan.activations import training_passes
 from trace_pl.plan.inputs import GIB, Engine, Run, Sharding, Training, Workload
-from trace_pl.plan.memory import buffers_of, memory_of
+from trace_pl.plan.memory import memory_of
 from trace_pl.plan.shapes import read_shape, shape_of
 
 WORK = Workload(trajectories=10, tokens=30, sampled_tokens=10, turns=3)
@@ -62,7 +61,7 @@ def test_a_plan_knows_what_a_trainer_holds(tiny_model_dir, dtype, adapter):
 def sharing(kind):
     if kind == "ddp":
         return Sharding(kind, world=2, has_buckets=True)
-    return Sharding(kind, world=2, shard=2, param_bytes=2)
+    return Sharding("sharded", 2, shard=2, param_bytes=2, expert_parallel=1 + (kind == "experts"))
 
 
 @pytest.mark.parametrize(
@@ -71,13 +70,14 @@ def sharing(kind):
         ("ddp", {}, [300, 200]),
         ("sharded", {}, [300, 200]),
         ("sharded", {"vocab_size": 64}, [12, 12]),  # hardly more than gathered layers
+        ("experts", {}, [700, 500]),
     ],
 )
 def test_a_plan_knows_what_each_of_two_ranks_holds(kind, changes, lengths):
     tests = Path(__file__).parents[1]
     done = subprocess.run(
         [
-            *torchrun(2),
+            *launcher(2),
             *(tests / "plan" / "two_ranks.py", kind, json.dumps(changes), json.dumps(lengths)),
         ],
         env={**os.environ, "PYTHONPATH": f"{tests}:{tests.parent}"},
@@ -87,15 +87,22 @@ def test_a_plan_knows_what_each_of_two_ranks_holds(kind, changes, lengths):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     held = json.loads(done.stdout.splitlines()[-1])
-    shape, sharding = shape_of(make_wide(**changes)), sharing(kind)
-    run = Run(shape, sharding, Training(has_checkpointing=True), Engine(), WORK)
-    plan = memory_of(run)
+    model = (make_wide_moe if kind == "experts" else make_wide)(**changes)
+    predicted = sum(lengths) - 8 * len(lengths)
+    plan = memory_of(
+        Run(
+            shape_of(model),
+            sharing(kind),
+            Training(has_checkpointing=True, tokens_per_forward=1, has_credit=False),
+            Engine(),
+            Workload(2, sum(lengths), predicted, turns=3),
+        )
+    )
     assert plan.weights == held["weights"]
     assert plan.gradients == held["gradients"]
     assert plan.optimizer == held["optimizer"]
-    predicted = sum(lengths) - 8 * len(lengths)
-    passes = training_passes(shape, sharding.param_bytes, sum(lengths), predicted, True)
-    assert passes.peak + buffers_of(run) == pytest.approx(held["activations and buffers"], rel=0.15)
+    moving = held["activations and buffers"]
+    assert plan.activations + plan.buffers == pytest.approx(moving, rel=0.15)
 
 
 def test_a_reference_on_cpu_and_an_engine_of_its_own_take_nothing():

@@ -1,6 +1,8 @@
-"""One rank of a small run under ddp or fully_shard; prints the bytes that this rank holds.
+"""One rank of a small run under ddp, fully_shard or with divided experts; prints what it holds.
 
-torchrun --nproc-per-node=2 two_ranks.py ddp|sharded CHANGES ROW_LENGTHS
+The last line is JSON, in bytes.
+
+python tests/ranks.py 2 tests/plan/two_ranks.py ddp|sharded|experts CHANGES ROW_LENGTHS
 """
 
 import json
@@ -12,7 +14,7 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
-from wide_models import make_wide
+from wide_models import make_wide, make_wide_moe
 
 from trace_pl.distributed.sharding import shard_model
 from trace_pl.policy import sampled_logprobs
@@ -32,17 +34,31 @@ def shard(policy):
     return policy
 
 
+def shard_experts(policy):
+    experts = init_device_mesh("cpu", (1, 2), mesh_dim_names=("shard", "expert"))
+    mesh = init_device_mesh("cpu", (2,))
+    shard_model(policy.model, mesh, torch.bfloat16, expert_mesh=experts)
+    return policy
+
+
+KINDS = {
+    "ddp": (make_wide, DistributedDataParallel),
+    "sharded": (make_wide, shard),
+    "experts": (make_wide_moe, shard_experts),
+}
+
+
 def local(tensors):
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
 def main(kind, changes, lengths):
     distributed.init_process_group("gloo")
-    model = make_wide(**json.loads(changes))
+    make, wrap = KINDS[kind]
+    model = make(**json.loads(changes))
     model.gradient_checkpointing_enable({"use_reentrant": False})
     ids, mask = rows(model.config.vocab_size, json.loads(lengths))
     live = LiveBytes()
-    wrap = DistributedDataParallel if kind == "ddp" else shard
     with live:
         policy = wrap(Policy(model))
         sharing = live.peak  # buckets under ddp, the shards themselves otherwise
@@ -59,7 +75,7 @@ def main(kind, changes, lengths):
         "gradients": storage_bytes(local([p.grad for p in parameters])),
         "optimizer": storage_bytes(local(states)),
     }
-    made_before = found["gradients"] + (sharing if kind == "sharded" else 0)
+    made_before = found["gradients"] + (0 if kind == "ddp" else sharing)
     found["activations and buffers"] = live.peak - made_before
     if distributed.get_rank() == 0:
         print(json.dumps(found))

@@ -62,6 +62,14 @@ def forward_working(shape: ModelShape, b: int) -> float:
     return 3 * b * d + max(inner, b * (6 * q + 2 * kv))
 
 
+def exchanged(shape: ModelShape, b: int) -> float:
+    """Return the bytes that one token sends to its experts where ranks divide them, in one layer.
+
+    What comes back is of the same size; it is kept for the backward pass.
+    """
+    return shape.top_k * b * shape.hidden
+
+
 def training_passes(
     shape: ModelShape,
     b: int,

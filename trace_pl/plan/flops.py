@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from trace_pl.plan.activations import exchanged
 from trace_pl.plan.inputs import Device, Run
 from trace_pl.plan.memory import cached_sequences, kv_bytes_per_token
 from trace_pl.plan.shapes import ModelShape
@@ -94,8 +95,11 @@ def credit_phase(run: Run) -> Phase:
     flops = rows * forward_flops(shape, tokens, work.branch_tokens, work.tokens)
     forwards = ceil(rows * tokens / run.scored_tokens)
     held = shape.base * sharding.reference_bytes
-    sent = forwards * held * _others(sharding.shard)
+    sent = forwards * _from_others(run, shape.base, sharding.reference_bytes)
     link_s = sent / _link(run, sharding.shard)
+    exchange = 2 * rows * tokens * _exchange(run)
+    sent += exchange
+    link_s += exchange / _link(run, sharding.expert_parallel)
     if sharding.reference_on_cpu and run.training.has_reference:
         from_host = forwards * held / sharding.shard
         sent += from_host
@@ -123,6 +127,11 @@ def update_phase(run: Run) -> Phase:
     # A step takes at least one forward of whole trajectories.
     forwards = steps * ceil(max(1.0, rows / training.num_steps) * work.tokens / run.forward_tokens)
     sent, link_s = _update_traffic(run, forwards, steps)
+    # Tokens go and come back in a forward, and their gradients in a backward pass.
+    turns = 2 * (2 + training.has_checkpointing) * training.num_passes + 2 * (not is_on_policy)
+    exchange = turns * rows * work.tokens * _exchange(run)
+    sent += exchange
+    link_s += exchange / _link(run, sharding.expert_parallel)
     touched = 2 * (2 * sharding.master_bytes + training.optimizer_bytes)
     read = steps * shape.trained / sharding.shard * touched
     return Phase(
@@ -161,11 +170,29 @@ def _update_traffic(run: Run, forwards: int, steps: int) -> tuple[float, float]:
         return sent, sent / _link(run, sharding.world)
     # Weights are gathered for the forward and again for the backward pass; gradients are summed up
     # among the GPUs of a copy, then among copies.
-    weights = 2 * shape.total * sharding.param_bytes
-    inside = forwards * (weights + gradient) * _others(sharding.shard)
+    weights = 2 * _from_others(run, shape.total, sharding.param_bytes)
+    trains_experts = shape.trained > shape.counts.adapter
+    gradients = _from_others(run, shape.trained, sharding.master_bytes, trains_experts)
+    inside = forwards * (weights + gradients)
     among = forwards * 2 * gradient / sharding.shard * _others(sharding.num_replicas)
     seconds = inside / _link(run, sharding.shard) + among / _link(run, sharding.world)
     return inside + among, seconds
+
+
+def _from_others(run: Run, parameters: int, num_bytes: int, has_experts: bool = True) -> float:
+    """Return the bytes that one GPU gets to hold parameters whole, or its part of the experts."""
+    sharding = run.sharding
+    experts = run.shape.counts.experts if has_experts else 0
+    dealt = experts / sharding.expert_parallel
+    holders = sharding.shard // sharding.expert_parallel  # of the same experts
+    whole = (parameters - experts) * _others(sharding.shard) + dealt * _others(holders)
+    return whole * num_bytes
+
+
+def _exchange(run: Run) -> float:
+    """Return the bytes that a token sends to experts of other GPUs in all layers, one way."""
+    away = _others(run.sharding.expert_parallel)
+    return away * exchanged(run.shape, run.sharding.param_bytes) * run.shape.layers
 
 
 def _weights_read(shape: ModelShape, sequences: float) -> float:

@@ -87,10 +87,12 @@ def _sharding(trainer: Namespace, dtype_bytes: int, given: Assumptions) -> Shard
     )
     strategy, settings = _name(trainer["strategy"]), _settings(trainer["strategy"])
     if strategy == "ShardedStrategy":
+        shard = _shard_size(settings, world)
         return replace(
             base,
             kind="sharded",
-            shard=_shard_size(settings, world),
+            shard=shard,
+            expert_parallel=_expert_parallel(settings, shard),
             param_bytes=_BYTES[settings["compute_dtype"]],
             is_autocast=False,
             reference_on_cpu=settings["reference_on_cpu"],
@@ -114,6 +116,17 @@ def _shard_size(settings: dict[str, Any], world: int) -> int:
             f"{shard}. Set it to a divisor, or to null for all of them."
         )
     return shard
+
+
+def _expert_parallel(settings: dict[str, Any], shard: int) -> int:
+    """Return the ranks that divide the experts."""
+    size = int(settings["expert_parallel_size"])
+    if size < 1 or shard % size:
+        raise ConfigError(
+            "Expected trainer.strategy.init_args.expert_parallel_size to divide the "
+            f"{shard} GPUs that share a copy, got {size}."
+        )
+    return size
 
 
 def _num_gpus(trainer: Namespace) -> int:

@@ -19,6 +19,8 @@ class Sharding:
     """GPUs of the trainer."""
     shard: int = 1
     """GPUs that hold one copy of parameters, gradients and optimizer state between them."""
+    expert_parallel: int = 1
+    """GPUs that divide the experts of a mixture and exchange tokens."""
     master_bytes: int = 4
     """Bytes of a parameter that the optimizer updates, and of its gradient."""
     param_bytes: int = 4

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trace_pl.plan.activations import forward_working, scoring_pass, training_passes
+from trace_pl.plan.activations import (
+    exchanged,
+    forward_working,
+    scoring_pass,
+    training_passes,
+)
 from trace_pl.plan.inputs import GIB, Engine, Run
 from trace_pl.plan.shapes import ModelShape
 
@@ -67,10 +72,12 @@ def activations_of(run: Run) -> float:
         run.training.has_checkpointing,
         run.sharding.is_autocast,
     ).peak
+    sent = exchanged(shape, b) if run.sharding.expert_parallel > 1 else 0
+    update += run.forward_tokens * sent * (1 if run.training.has_checkpointing else shape.layers)
     if not run.training.has_credit:
         return update
     scoring = scoring_pass(shape, b, run.scored_tokens, run.work.tokens, run.work.branch_tokens)
-    return max(update, scoring)
+    return max(update, scoring + run.scored_tokens * 2 * sent)
 
 
 def buffers_of(run: Run) -> float:
@@ -91,7 +98,8 @@ def buffers_of(run: Run) -> float:
     once, twice = sharding.param_bytes, sharding.param_bytes + 4
     if not trains_all:
         twice = 0
-    layers = shape.largest_layer * (2 * once + twice)
+    elsewhere = shape.layer_experts * (1 - 1 / sharding.expert_parallel)
+    layers = (shape.largest_layer - elsewhere) * (2 * once + twice)
     return shape.outside_layers * once + max(layers, shape.head * twice)
 
 

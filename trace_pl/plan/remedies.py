@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import gcd
 
 from trace_pl.plan.inputs import GIB, Run
 from trace_pl.plan.memory import cached_sequences, memory_of
@@ -100,6 +101,12 @@ def _of_sharing(run: Run) -> Iterator[Remedy]:
         yield Remedy(
             "trainer.strategy.init_args.shard_size: null",
             replace(run, sharding=replace(sharding, shard=sharding.world)),
+        )
+    if sharding.kind == "sharded" and sharding.expert_parallel == 1 and run.shape.experts:
+        size = gcd(run.shape.experts, sharding.shard, sharding.gpus_per_node)
+        yield Remedy(
+            f"trainer.strategy.init_args.expert_parallel_size: {size}",
+            replace(run, sharding=replace(sharding, expert_parallel=size)),
         )
     if sharding.kind == "sharded" and run.training.has_reference:
         yield Remedy(

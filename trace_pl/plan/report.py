@@ -98,6 +98,8 @@ def _headline(run: Run) -> str:
         "ddp": f"{sharding.world} GPUs, a copy on each",
         "sharded": f"{sharding.world} GPUs, {sharding.shard} share a copy",
     }[sharding.kind]
+    if sharding.expert_parallel > 1:
+        how += f", {sharding.expert_parallel} divide the experts"
     return (
         f"{shape.name}: {_count(shape.base)} parameters, {_count(shape.active)} active, "
         f"{_count(shape.trained)} trained; {how}.\n"

@@ -92,6 +92,11 @@ class ModelShape:
         return self.counts.experts * self.top_k // self.experts if self.experts else 0
 
     @property
+    def layer_experts(self) -> float:
+        """Parameters of one layer's experts."""
+        return self.counts.experts / self.layers
+
+    @property
     def per_token(self) -> int:
         """Parameters of the layers that multiply each token: neither embedding nor head."""
         c = self.counts
