@@ -24,8 +24,10 @@ from trace_pl.plan.report import report, update_rate
 ROOT = Path(__file__).parents[1]
 H100 = "--gpus 8 --gpu-memory 80"
 H200 = "--gpus 8 --gpu-memory 141 --memory-tb-s 4.8"
+FOUR_NODES = "--gpus 32 --gpu-memory 141 --memory-tb-s 4.8 --engine-gpus 32"
 DENSE, MIXTURE = "--config configs/qwen3_4b.yaml", "--config configs/qwen3_30b_a3b.yaml"
 OFFLOAD = "--config configs/strategy/fsdp_offload.yaml"
+EXPERTS = "--config configs/strategy/expert_parallel.yaml"
 LORA = "--config configs/options/lora.yaml"
 LENGTHS = "--sampled-tokens 12288"
 SHORT = "--tokens-per-trajectory 16384 --data.tokens_per_forward 16384 --sampled-tokens 4096"
@@ -46,6 +48,12 @@ CASES = {
     "Qwen3-30B-A3B on 8 x 141 GB, engine in process": (f"{MIXTURE} {H200} {SHORT} {IN_PROCESS}"),
     "Qwen3-30B-A3B on 8 x 141 GB, adapter, 16k tokens, engine in process": (
         f"{MIXTURE} {LORA} {H200} {SHORT} {IN_PROCESS}"
+    ),
+    "Qwen3-30B-A3B on 32 x 141 GB, 16k tokens, engine on 32 more": (
+        f"{MIXTURE} {FOUR_NODES} {SHORT} --data.questions_per_epoch 64"
+    ),
+    "Qwen3-30B-A3B on 32 x 141 GB, 16k tokens, experts divided, engine on 32 more": (
+        f"{MIXTURE} {EXPERTS} {FOUR_NODES} {SHORT} --data.questions_per_epoch 64"
     ),
 }
 WORDS = Path(__file__).with_name("scale_words.md")
