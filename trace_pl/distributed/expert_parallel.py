@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel
@@ -38,6 +40,9 @@ def deal_experts(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
             "Expected trainer.strategy.expert_parallel_size to divide the model's "
             f"{num_experts} experts, got {mesh.size()}."
         )
+    # Torch warns that an expert's weights and norms take two collectives to gather, one for each
+    # dimension of their mesh. They do; it is the layout.
+    logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
     # The second mesh, of ranks that read the same tokens, is none here.
     apply_expert_parallelism(model, mesh, None, plan)  # type: ignore[arg-type]
     return [module for module in model.modules() if getattr(module, "_is_expert_parallel", False)]
