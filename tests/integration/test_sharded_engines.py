@@ -10,6 +10,8 @@ import pytest
 from processes import free_port, launcher
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from trace_pl.checkpoint import read_meta
+
 ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(300)
@@ -85,8 +87,13 @@ def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
     assert list(tmp_path.glob("**/*.safetensors")) == []
 
 
-def test_every_rank_has_an_engine_in_its_process(tmp_path):
-    run_two_ranks(tmp_path, "--data.engine.init_args.kv_cache_gib=0.1")
+def test_every_rank_has_an_engine_in_its_process_and_they_share_spare_questions(tmp_path):
+    spare = ("--data.extra_questions=2",)
+    run_two_ranks(tmp_path, "--data.engine.init_args.kv_cache_gib=0.1", *spare)
+    (path,) = tmp_path.glob("quickstart/*/checkpoints/last.ckpt")
+    stream = read_meta(path)["RolloutDataModule"]
+    ended = stream["cursor"] - len(stream["returned"])  # what no rank finished is put back
+    assert 2 * 3 <= ended <= 2 * (3 + 2)
 
 
 def test_every_rank_has_a_server_of_its_own(tmp_path):
