@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 from jsonargparse import auto_cli
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -71,14 +72,12 @@ def export(
         if adapter is not None:
             adapter.attach(model)
             _fill_adapter(model, state, str(checkpoint))
+            stored = _base(model, model_name)
+        else:
+            stored = _trained(model, state, str(checkpoint))
         if adapter_only:
             model.save_pretrained(folder)
         else:
-            stored = (
-                _trained(model, state, str(checkpoint))
-                if adapter is None
-                else _base(model, model_name)
-            )
             named = checkpoint_tensors(model, merged_tensors(model, stored))
             number_format = None if dtype is None else getattr(torch, dtype)
             write_model(folder, model, cast(named, number_format), max_file_bytes)
@@ -119,20 +118,20 @@ def model_card(saved: Mapping[str, Any], checkpoint: Path) -> str:
 
 def _trained(model: PreTrainedModel, state: Mapping[str, Tensor], source: str) -> Named:
     """Yield the weights of a run that trained all of them, in the order of the model."""
-    shapes = {_PREFIX + name: tensor.shape for name, tensor in model.state_dict().items()}
-    for name in sorted(shapes.keys() ^ state.keys()):
+    names = {_PREFIX + name for name in model.state_dict()}
+    for name in sorted(names ^ state.keys()):
         raise ConfigError(
             f"Expected the weights of '{model.name_or_path}' in '{source}', got "
-            f"{'none named' if name in shapes else 'also'} '{name}'. Is it still the same model?"
+            f"{'none named' if name in names else 'also'} '{name}'. Is it still the same model?"
         )
-    for name, shape in shapes.items():
-        tensor = state[name]
-        if tensor.shape != shape:
+    for name, empty in base_tensors(model):
+        tensor = state[_PREFIX + name]
+        if tensor.shape != empty.shape:
             raise ConfigError(
-                f"Expected {tuple(shape)} as the shape of '{name}' in '{source}', got "
+                f"Expected {tuple(empty.shape)} as the shape of '{name}' in '{source}', got "
                 f"{tuple(tensor.shape)}. Is '{model.name_or_path}' still the same model?"
             )
-        yield name.removeprefix(_PREFIX), tensor
+        yield name, tensor
 
 
 def _base(model: PreTrainedModel, name: str) -> Named:
@@ -183,13 +182,21 @@ def _num_bytes(size: str) -> int:
 
 @contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder that takes the name ``output`` when the block ends well."""
+    """Yield a folder that takes the name ``output`` when the block ends well.
+
+    Raises:
+        ConfigError: if it can not be written.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
         yield folder
         folder.chmod(0o755)
         os.rename(folder, output)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"Expected to write a model folder to '{output}', got: {one_line(error)}. Free some "
+            "space or choose another place."
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # it has another name if all went well
