@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,7 @@ import torch
 from jsonargparse import auto_cli
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from trace_pl.adapters import LoRA, base_tensors, merged_tensors
 from trace_pl.checkpoint import read_checkpoint
@@ -67,6 +67,9 @@ def export(
         )
     model_name = saved["model_name"]
     model = model_on_meta(model_name)
+    with suppress(OSError):  # not every model has one
+        model.generation_config = GenerationConfig.from_pretrained(resolve_model(model_name))
+    number_format = None if dtype is None else getattr(torch, dtype)
     with _new_folder(output) as folder:
         state = saved["state_dict"]
         if adapter is not None:
@@ -76,10 +79,11 @@ def export(
         else:
             stored = _trained(model, state, str(checkpoint))
         if adapter_only:
+            if number_format is not None:
+                model.to(number_format)
             model.save_pretrained(folder)
         else:
             named = checkpoint_tensors(model, merged_tensors(model, stored))
-            number_format = None if dtype is None else getattr(torch, dtype)
             write_model(folder, model, cast(named, number_format), max_file_bytes)
         load_tokenizer(model_name).save_pretrained(str(folder))
         (folder / "README.md").write_text(model_card(saved, checkpoint), encoding="utf-8")

@@ -16,8 +16,15 @@ from cli_runner import run_cli
 from fixed_experience import train
 from peft import PeftModel
 from random_models import make_llama, make_qwen3, make_qwen3_moe
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import save
-from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, MixtralForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    MixtralConfig,
+    MixtralForCausalLM,
+)
 
 from trace_pl.adapters import LoRA
 from trace_pl.checkpoint import write_meta
@@ -85,13 +92,16 @@ def test_every_kind_of_model_goes_back_to_its_own_names_shard_by_shard(
     shutil.copytree(tiny_model_dir, source)  # for its tokenizer
     (source / "model.safetensors").unlink()
     make(**({"vocab_size": 512} if make is make_qwen3 else {})).save_pretrained(source)
+    GenerationConfig(eos_token_id=[2, 5]).save_pretrained(source)
     policy, checkpoint = (
         trained(source, tmp_path) if make is make_qwen3 else fresh(source, tmp_path)
     )
     folder = tmp_path / "exported"
     assert run_cli("export", str(checkpoint), str(folder), "--max_shard_size=20KB") == 0
     assert len(list(folder.glob("*.safetensors"))) > 1
-    torch.testing.assert_close(read(in_transformers(folder)), read(policy), atol=1e-6, rtol=0.0)
+    exported = in_transformers(folder)
+    torch.testing.assert_close(read(exported), read(policy), atol=1e-6, rtol=0.0)
+    assert exported.generation_config.eos_token_id == [2, 5]
 
 
 def fresh(model_dir, folder):
@@ -194,6 +204,18 @@ def test_another_number_format_is_written_and_named(tiny_model_dir, tmp_path):
     model = in_transformers(folder)
     assert model.dtype is torch.bfloat16
     torch.testing.assert_close(read(model).float(), read(policy), atol=0.3, rtol=0.05)
+
+
+def test_an_adapter_is_written_in_another_number_format(tiny_model_dir, tmp_path):
+    policy = fresh_adapter(tiny_model_dir, tmp_path / "lora.ckpt")
+    arguments = ["--adapter_only=true", "--dtype=bfloat16"]
+    assert run_cli("export", str(tmp_path / "lora.ckpt"), str(tmp_path / "alone"), *arguments) == 0
+    written = load_file(tmp_path / "alone" / "adapter_model.safetensors")
+    expected = {name: t for name, t in policy.state_dict().items() if ".lora_" in name}
+    assert len(written) == len(expected)
+    for name, tensor in expected.items():
+        found = written[f"base_model.model.{name.replace('.default.', '.')}"]
+        assert torch.equal(found, tensor.bfloat16())
 
 
 def test_what_can_not_be_exported_is_refused_and_leaves_nothing(tiny_model_dir, tmp_path, capsys):
