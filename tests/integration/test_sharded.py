@@ -151,11 +151,12 @@ def test_an_adapter_is_sharded_saved_alone_and_resumed(two):
     assert all(".lora_" in name for name in weights)
 
 
-def test_a_sharded_checkpoint_is_exported(two, models, tmp_path):
+@pytest.mark.parametrize("name", ["sharded.ckpt", "experts.ckpt"])
+def test_a_sharded_checkpoint_is_exported(name, two, models, tmp_path):
     folder = tmp_path / "exported"
-    export(two[1] / "sharded.ckpt", folder)
+    export(two[1] / name, folder)
     trained, policy = load_model(str(folder)), load_model(models["moe"])
-    weights = read_checkpoint(two[1] / "sharded.ckpt")["state_dict"]
+    weights = read_checkpoint(two[1] / name)["state_dict"]
     assert not torch.equal(policy.lm_head.weight, weights["policy.lm_head.weight"])
     policy.load_state_dict({name.removeprefix("policy."): t for name, t in weights.items()})
     for name, tensor in trained.state_dict().items():
