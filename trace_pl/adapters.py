@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -96,32 +96,29 @@ def adapter_off(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         model.enable_adapters()
 
 
-def merge_in_place(model: PreTrainedModel) -> PreTrainedModel:
-    """Add the adapter's difference to a model's weights and take the adapter off; returns it."""
-    for name, layer in list(model.named_modules()):
-        if hasattr(layer, "get_delta_weight"):
-            layer.merge(adapter_names=[_NAME])
-            model.set_submodule(name, layer.get_base_layer())
-    model._hf_peft_config_loaded = False  # as before `add_adapter`: it is saved as a plain model
-    return model
+def base_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights without the adapter, under their names without it; no tied head."""
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    for name, tensor in model.state_dict().items():
+        if ".lora_" not in name and not (tied and name == "lm_head.weight"):
+            yield name.replace(".base_layer.", "."), tensor.detach()
 
 
-def merged_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def merged_tensors(
+    model: PreTrainedModel, base: Iterable[tuple[str, Tensor]] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights with the adapter's difference added, under their names without it.
 
     One tensor at a time, so no second copy of the model is made. A model without adapters gives its
-    own weights. A tied head is left out.
+    own weights.
+
+    Args:
+        model: Holds the adapter.
+        base: Weights without it; None takes those of the model.
     """
     layers = dict(model.named_modules())
-    tied = getattr(model.config, "tie_word_embeddings", False)
-    for name, tensor in model.state_dict().items():
-        if ".lora_" in name or (tied and name == "lm_head.weight"):
-            continue
-        owner, is_adapted, rest = name.partition(".base_layer.")
-        if not is_adapted:
-            yield name, tensor.detach()
-            continue
-        if rest == "weight":
-            difference = layers[owner].get_delta_weight(_NAME)
-            tensor = tensor + difference.to(tensor.dtype)
-        yield f"{owner}.{rest}", tensor.detach()
+    for name, tensor in base_tensors(model) if base is None else base:
+        layer = layers.get(name.removesuffix(".weight"))
+        if layer is not None and hasattr(layer, "get_delta_weight"):
+            tensor = tensor + layer.get_delta_weight(_NAME).to(tensor.dtype)
+        yield name, tensor.detach()

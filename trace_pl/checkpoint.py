@@ -10,12 +10,13 @@ import pickle
 import shutil
 import tempfile
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -31,24 +32,46 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return what a run saved, the optimizer of a sharded run apart.
 
     Args:
-        path: A ``.ckpt`` file, whose tensors stay in the file until they are used, or the folder
-            of a sharded run, whose weights are read.
+        path: A ``.ckpt`` file, or the folder of a sharded run. The tensors under "state_dict" stay
+            there until they are used.
 
     Raises:
         ConfigError: if there is none, or it is not one of this project.
     """
     saved = read_meta(path)
     if path.is_dir():
-        reader = SafeReader(path)
-        weights = {
-            name: torch.empty(entry.size, dtype=entry.properties.dtype)
-            for name, entry in reader.read_metadata().state_dict_metadata.items()
-            if name.startswith("state_dict.") and isinstance(entry, TensorStorageMetadata)
-        }
-        load_sharded(weights, reader, no_dist=True)
-        prefix = "state_dict."
-        saved["state_dict"] = {name.removeprefix(prefix): t for name, t in weights.items()}
+        saved["state_dict"] = ShardedWeights(path)
     return saved
+
+
+class ShardedWeights(Mapping[str, Tensor]):
+    """The weights in a folder of shards; each is read anew when it is asked for.
+
+    Raises:
+        ConfigError: if the folder has no index, or later if a shard is missing.
+    """
+
+    _prefix = "state_dict."
+
+    def __init__(self, path: Path) -> None:
+        self._reader = SafeReader(path)
+        self._entries = {
+            name.removeprefix(self._prefix): entry
+            for name, entry in self._reader.read_metadata().state_dict_metadata.items()
+            if name.startswith(self._prefix) and isinstance(entry, TensorStorageMetadata)
+        }
+
+    def __getitem__(self, name: str) -> Tensor:
+        entry = self._entries[name]
+        tensor = torch.empty(entry.size, dtype=entry.properties.dtype)
+        load_sharded({self._prefix + name: tensor}, self._reader, no_dist=True)
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 def load_sharded(state: dict[str, Any], reader: SafeReader, no_dist: bool = False) -> None:
@@ -186,23 +209,26 @@ class CheckpointFiles(TorchCheckpointIO):
 class SafeReader(FileSystemReader):
     """Reads a folder of shards; torch's own reader would unpickle whatever its index names."""
 
+    _index: Metadata | None = None
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the index of the folder.
+        """Return the index of the folder, which is read once.
 
         Raises:
             ConfigError: if it is missing, or names anything but tensors and their places.
         """
-        try:
-            with (Path(self.path) / ".metadata").open("rb") as file:
-                found = _IndexUnpickler(file).load()
-        except (OSError, pickle.UnpicklingError) as error:
-            raise ConfigError(
-                f"Expected a complete sharded checkpoint at '{self.path}', got: {error}"
-            ) from error
-        assert isinstance(found, Metadata)
-        if found.storage_meta is not None:
-            found.storage_meta.load_id = self.load_id
-        return found
+        if self._index is None:
+            try:
+                with (Path(self.path) / ".metadata").open("rb") as file:
+                    self._index = _IndexUnpickler(file).load()
+            except (OSError, pickle.UnpicklingError) as error:
+                raise ConfigError(
+                    f"Expected a complete sharded checkpoint at '{self.path}', got: {error}"
+                ) from error
+        assert isinstance(self._index, Metadata)
+        if self._index.storage_meta is not None:
+            self._index.storage_meta.load_id = self.load_id
+        return self._index
 
 
 class _IndexUnpickler(pickle.Unpickler):

@@ -6,43 +6,49 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jsonargparse import auto_cli
+from safetensors import SafetensorError
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
-from trace_pl.adapters import LoRA, merge_in_place
+from trace_pl.adapters import LoRA, base_tensors, merged_tensors
 from trace_pl.checkpoint import read_checkpoint
+from trace_pl.distributed.loading import WeightFiles
 from trace_pl.errors import ConfigError, one_line
-from trace_pl.policy import load_model, load_tokenizer, model_on_meta
+from trace_pl.model_folder import write_model
+from trace_pl.policy import load_tokenizer, model_on_meta, resolve_model
+from trace_pl.weights import Named, cast, checkpoint_tensors, model_tensors
 
 _PREFIX = "policy."  # of the policy's weights in a checkpoint
+_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _PACKAGES = ("trace-pl", "torch", "lightning", "transformers")
 
 
 def export(
     checkpoint: Path,
     output: Path,
-    dtype: str | None = None,
+    dtype: Literal["float32", "bfloat16", "float16"] | None = None,
     adapter_only: bool = False,
-    max_shard_size: str = "5GB",
+    max_shard_size: str = "2GB",
 ) -> None:
     """Write the policy of a checkpoint as a model folder, all of it or nothing.
 
-    Weights are mapped from the checkpoint's file and written shard by shard. Only another ``dtype``
-    or a merged adapter needs memory for one copy of the model.
+    Weights go from the checkpoint's files to those of the folder layer by layer; beside a file of
+    weights that is about to be written, two or three layers are in memory.
 
     Args:
         checkpoint: A ``.ckpt`` file, or the folder of a sharded checkpoint.
         output: Folder to make; it must not exist.
-        dtype: Number format of the weights; None keeps that of the run.
+        dtype: Number format of the weights; None keeps that of the run, and float32 for an adapter
+            that is merged.
         adapter_only: Writes the adapter of a LoRA run in peft's format instead of merging it.
-        max_shard_size: Largest file of weights.
+        max_shard_size: Largest file of weights, in KB, MB or GB.
 
     Raises:
         ConfigError: if the output exists, or the checkpoint is not one of a policy.
@@ -51,21 +57,34 @@ def export(
         raise ConfigError(
             f"Expected a new folder as --output, got '{output}', which exists. Choose another name."
         )
+    max_file_bytes = _num_bytes(max_shard_size)
     saved = read_checkpoint(checkpoint)
-    model_name = saved["model_name"]
     adapter = LoRA(**saved["adapter"]) if saved.get("adapter") else None
     if adapter_only and adapter is None:
         raise ConfigError(
             f"Expected a checkpoint with an adapter for --adapter_only, got '{checkpoint}', whose "
             "run trained all weights. Leave the option out."
         )
-    model = _policy(saved["state_dict"], model_name, adapter, str(checkpoint))
-    if adapter is not None and not adapter_only:
-        model = merge_in_place(model)
-    if dtype is not None:
-        model.to(getattr(torch, dtype))
+    model_name = saved["model_name"]
+    model = model_on_meta(model_name)
+    with suppress(OSError):  # not every model has one
+        model.generation_config = GenerationConfig.from_pretrained(resolve_model(model_name))
+    number_format = None if dtype is None else getattr(torch, dtype)
     with _new_folder(output) as folder:
-        model.save_pretrained(folder, max_shard_size=max_shard_size)
+        state = saved["state_dict"]
+        if adapter is not None:
+            adapter.attach(model)
+            _fill_adapter(model, state, str(checkpoint))
+            stored = _base(model, model_name)
+        else:
+            stored = _trained(model, state, str(checkpoint))
+        if adapter_only:
+            if number_format is not None:
+                model.to(number_format)
+            model.save_pretrained(folder)
+        else:
+            named = checkpoint_tensors(model, merged_tensors(model, stored))
+            write_model(folder, model, cast(named, number_format), max_file_bytes)
         load_tokenizer(model_name).save_pretrained(str(folder))
         (folder / "README.md").write_text(model_card(saved, checkpoint), encoding="utf-8")
 
@@ -101,38 +120,87 @@ def model_card(saved: Mapping[str, Any], checkpoint: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _policy(
-    state: Mapping[str, Tensor], model_name: str, adapter: LoRA | None, source: str
-) -> PreTrainedModel:
-    """Return the policy with the weights of a checkpoint, which it shares memory with."""
-    weights = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
-    model = model_on_meta(model_name) if adapter is None else load_model(model_name)
-    if adapter is not None:
-        adapter.attach(model)
+def _trained(model: PreTrainedModel, state: Mapping[str, Tensor], source: str) -> Named:
+    """Yield the weights of a run that trained all of them, in the order of the model."""
+    names = {_PREFIX + name for name in model.state_dict()}
+    for name in sorted(names ^ state.keys()):
+        raise ConfigError(
+            f"Expected the weights of '{model.name_or_path}' in '{source}', got "
+            f"{'none named' if name in names else 'also'} '{name}'. Is it still the same model?"
+        )
+    for name, empty in base_tensors(model):
+        tensor = state[_PREFIX + name]
+        if tensor.shape != empty.shape:
+            raise ConfigError(
+                f"Expected {tuple(empty.shape)} as the shape of '{name}' in '{source}', got "
+                f"{tuple(tensor.shape)}. Is '{model.name_or_path}' still the same model?"
+            )
+        yield name, tensor
+
+
+def _base(model: PreTrainedModel, name: str) -> Named:
+    """Yield the weights that an adapted model of a name was loaded with."""
+    files = WeightFiles(resolve_model(name))
+    missing = {name for name, _ in base_tensors(model)}
     try:
-        found = model.load_state_dict(weights, strict=adapter is None, assign=True)
+        for name, tensor in model_tensors(model, files.named()):
+            if name in missing:  # files may hold more, such as a head that is tied
+                missing.remove(name)
+                yield name, tensor.float()
+    finally:
+        files.close()
+    if missing:
+        raise ConfigError(
+            f"Expected all weights of a model in '{files.folder}', got none named "
+            f"'{min(missing)}'. Are all of its files there?"
+        )
+
+
+def _fill_adapter(model: PreTrainedModel, state: Mapping[str, Tensor], source: str) -> None:
+    """Give a model that has an adapter the one of a checkpoint."""
+    weights = {name.removeprefix(_PREFIX): tensor for name, tensor in state.items()}
+    try:
+        found = model.load_state_dict(weights, strict=False, assign=True)
     except RuntimeError as error:
         raise ConfigError(
-            f"Expected the weights of '{model_name}' in '{source}', got: {one_line(error)}"
+            f"Expected an adapter of '{model.name_or_path}' in '{source}', got: {one_line(error)}"
         ) from error
-    if found.unexpected_keys:
+    missing = [name for name in found.missing_keys if ".lora_" in name]
+    if missing or found.unexpected_keys:
         raise ConfigError(
-            f"Expected an adapter of '{model_name}' in '{source}', got other weights, the first "
-            f"'{found.unexpected_keys[0]}'."
+            f"Expected an adapter of '{model.name_or_path}' in '{source}', got other weights: "
+            f"{len(missing)} are missing and {len(found.unexpected_keys)} unknown, among them "
+            f"'{[*missing, *found.unexpected_keys][0]}'."
         )
-    model.tie_weights()
-    return model
+
+
+def _num_bytes(size: str) -> int:
+    """Return 2,000,000,000 for '2GB'."""
+    try:
+        return int(float(size[:-2]) * _UNITS[size[-2:].upper()])
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"Expected a size such as '500MB' or '2GB' as --max_shard_size, got '{size}'."
+        ) from error
 
 
 @contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
-    """Yield a folder that takes the name ``output`` when the block ends well."""
+    """Yield a folder that takes the name ``output`` when the block ends well.
+
+    Raises:
+        ConfigError: if it can not be written.
+    """
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
         yield folder
         folder.chmod(0o755)
         os.rename(folder, output)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"Expected to write a model folder to '{output}', got: {one_line(error)}. Free some "
+            "space or choose another place."
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # it has another name if all went well

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import (
     WeightConverter,
     WeightRenaming,
@@ -83,10 +84,12 @@ def model_tensors(model: PreTrainedModel, named: Named) -> Iterator[tuple[str, T
     """Yield tensors as the model holds them; undoes :func:`checkpoint_tensors`.
 
     Args:
-        model: a model that came from ``from_pretrained``.
+        model: the model that is to hold them.
         named: tensors under checkpoint names, those of a layer in one run.
     """
-    conversions: Sequence[WeightTransform] = model._weight_conversions  # type: ignore[assignment]
+    conversions: Sequence[WeightTransform] | None = getattr(model, "_weight_conversions", None)
+    if conversions is None:
+        conversions = get_model_conversion_mapping(model)
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
     by_pattern = {pattern: entry for entry in converters for pattern in entry.source_patterns}
@@ -101,6 +104,26 @@ def model_tensors(model: PreTrainedModel, named: Named) -> Iterator[tuple[str, T
             converter.add_tensor(target, name, pattern, tensor)  # type: ignore[arg-type]
         for target, converter in packed.items():
             yield from converter.convert(target, model=model, config=model.config).items()
+
+
+def cast(named: Named, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield tensors with their numbers in a format; None keeps it."""
+    for name, tensor in named:
+        yield name, tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor
+
+
+def chunked(named: Named, num_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Yield tensors in dicts of at most a size, except that a larger one has a dict to itself."""
+    chunk: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in named:
+        if chunk and size + tensor.nbytes > num_bytes:
+            yield chunk
+            chunk, size = {}, 0
+        chunk[name] = tensor.detach().contiguous()
+        size += tensor.nbytes
+    if chunk:
+        yield chunk
 
 
 def _layer(item: tuple[str, Tensor]) -> str:

@@ -18,6 +18,8 @@ from trace_pl.checkpoint import CheckpointFiles, SafeReader, read_checkpoint
 from trace_pl.errors import ConfigError
 from trace_pl.export import export
 from trace_pl.policy import load_model
+from trace_pl.rollout.parity import check_parity
+from trace_pl.rollout.vllm_engine import VLLMEngine
 
 SCRIPT = Path(__file__).parents[1] / "sharded_run.py"
 FSDP, HSDP, OFFLOAD = {}, {"shard_size": 2}, {"reference_on_cpu": True}
@@ -45,7 +47,7 @@ def models(tmp_path_factory):
     """Folders of a dense model with a tied head and of one with experts, and one process's runs."""
     folder = tmp_path_factory.mktemp("models")
     make_qwen3(tie_word_embeddings=True).save_pretrained(folder / "dense")
-    make_qwen3_moe().save_pretrained(folder / "moe")
+    make_qwen3_moe(hidden_size=64, head_dim=32).save_pretrained(folder / "moe")  # as vLLM wants it
     return {name: str(folder / name) for name in ("dense", "moe")}
 
 
@@ -149,13 +151,19 @@ def test_an_adapter_is_sharded_saved_alone_and_resumed(two):
     assert all(".lora_" in name for name in weights)
 
 
-def test_a_sharded_checkpoint_is_exported(two, models, tmp_path):
-    export(two[1] / "sharded.ckpt", tmp_path / "exported")
-    trained, start = load_model(str(tmp_path / "exported")), load_model(models["moe"])
-    weights = read_checkpoint(two[1] / "sharded.ckpt")["state_dict"]
+@pytest.mark.parametrize("name", ["sharded.ckpt", "experts.ckpt"])
+def test_a_sharded_checkpoint_is_exported(name, two, models, tmp_path):
+    folder = tmp_path / "exported"
+    export(two[1] / name, folder)
+    trained, policy = load_model(str(folder)), load_model(models["moe"])
+    weights = read_checkpoint(two[1] / name)["state_dict"]
+    assert not torch.equal(policy.lm_head.weight, weights["policy.lm_head.weight"])
+    policy.load_state_dict({name.removeprefix("policy."): t for name, t in weights.items()})
     for name, tensor in trained.state_dict().items():
         assert torch.equal(tensor, weights[f"policy.{name}"])
-    assert not torch.equal(trained.lm_head.weight, start.lm_head.weight)
+    engine = VLLMEngine(str(folder), 256, max_num_seqs=4, kv_cache_gib=0.125, num_threads=1)
+    check_parity(engine, policy, list(range(3, 60)), tolerance=1e-4)
+    engine.close()
 
 
 def test_nothing_half_written_is_left_and_a_broken_checkpoint_is_refused(two, tmp_path):
@@ -173,7 +181,8 @@ def test_a_checkpoint_without_a_shard_or_for_one_process_is_refused(two, models,
     shutil.copytree(two[1] / "sharded.ckpt", broken)
     next(broken.glob("*.distcp")).unlink()
     with pytest.raises(ConfigError, match=r"all weights in the sharded checkpoint.*No such file"):
-        read_checkpoint(broken)
+        export(broken, tmp_path / "exported")
+    assert list(tmp_path.iterdir()) == [broken]
     with pytest.raises(ConfigError, match=r"configs/strategy/fsdp\.yaml"):
         CheckpointFiles().load_checkpoint(two[1] / "sharded.ckpt")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from transformers.core_model_loading import dot_natural_key
 
 from trace_pl.errors import ConfigError
 
@@ -67,6 +69,11 @@ class WeightFiles:
                 for e in range(start, stop)
             ]
         )
+
+    def named(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield everything under the names of the files, layer by layer."""
+        for name in sorted(self._places, key=dot_natural_key):
+            yield name, self._rows(name)
 
     def close(self) -> None:
         """Close the files."""

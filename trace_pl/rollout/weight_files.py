@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trace_pl.errors import ConfigError, RolloutError
+from trace_pl.weights import cast, chunked
 
 _MIB = 2**20
 _SHARED_MEMORY = Path("/dev/shm")
@@ -71,9 +72,7 @@ class WeightFiles:
         Raises:
             RolloutError: if a file can not be written.
         """
-        for number, tensors in enumerate(
-            _chunks(_cast(named_tensors, dtype), self.file_mib * _MIB)
-        ):
+        for number, tensors in enumerate(chunked(cast(named_tensors, dtype), self.file_mib * _MIB)):
             path = folder / f"{number}.safetensors"
             try:
                 try:
@@ -86,29 +85,6 @@ class WeightFiles:
                 yield path
             finally:
                 path.unlink(missing_ok=True)
-
-
-def _cast(
-    named_tensors: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None
-) -> Iterator[tuple[str, Tensor]]:
-    for name, tensor in named_tensors:
-        yield name, tensor if dtype is None else tensor.to(dtype)
-
-
-def _chunks(
-    named_tensors: Iterable[tuple[str, Tensor]], num_bytes: int
-) -> Iterator[dict[str, Tensor]]:
-    """Split tensors into dicts of about a size."""
-    chunk: dict[str, Tensor] = {}
-    size = 0
-    for name, tensor in named_tensors:
-        if chunk and size + tensor.nbytes > num_bytes:
-            yield chunk
-            chunk, size = {}, 0
-        chunk[name] = tensor.detach().contiguous()
-        size += tensor.nbytes
-    if chunk:
-        yield chunk
 
 
 def _default_folder(file_bytes: int) -> Path:
