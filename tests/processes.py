@@ -2,7 +2,6 @@
 
 import socket
 import sys
-from pathlib import Path
 
 
 def free_port():
@@ -12,6 +11,9 @@ def free_port():
         return int(probe.getsockname()[1])
 
 
-def launcher(num_ranks):
+def torchrun(num_ranks):
     """Return the beginning of a command that starts ranks of one process group."""
-    return (sys.executable, str(Path(__file__).with_name("ranks.py")), str(num_ranks))
+    return (
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        f"--nproc-per-node={num_ranks}",
+    )

@@ -1,6 +1,6 @@
 """Runs Trainers over given rollouts inside a process group.
 
-    python tests/ranks.py 2 tests/sharded_run.py JOBS.json OUTPUT.json
+    torchrun --nproc-per-node=2 tests/sharded_run.py JOBS.json OUTPUT.json
 
 A job is a dict of a name, a model folder, a strategy and what else ``run`` takes; the output holds
 what rank 0 found, by name. Without a group the same jobs run in one process.
@@ -23,8 +23,6 @@ from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.module import TraceModule
 from trace_pl.scoring import Branch, BranchedScorer, ProbeRequest
 from trace_pl.types import TokenAdvantages
-
-NUM_RANKS = int(os.environ.get("WORLD_SIZE", 1))  # Lightning removes it after a run
 
 # Three groups: of four ranks the last has nothing, of two the first has more.
 GROUPS = [group([0, 1, 0, 1, 1], 0), group([1, 0], 1), group([0, 1, 1], 2)]
@@ -101,7 +99,7 @@ def run(
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
-        devices=NUM_RANKS,
+        devices=int(os.environ.get("WORLD_SIZE", 1)),
         strategy=strategy,
         callbacks=[watch],
         gradient_clip_val=1.0,

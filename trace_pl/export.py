@@ -19,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from trace_pl.adapters import LoRA, base_tensors, merged_tensors
 from trace_pl.checkpoint import read_checkpoint
-from trace_pl.distributed.loading import WeightFiles
+from trace_pl.distributed.loading import ModelFiles
 from trace_pl.errors import ConfigError, one_line
 from trace_pl.model_folder import write_model
 from trace_pl.policy import load_tokenizer, model_on_meta, resolve_model
@@ -140,7 +140,7 @@ def _trained(model: PreTrainedModel, state: Mapping[str, Tensor], source: str) -
 
 def _base(model: PreTrainedModel, name: str) -> Named:
     """Yield the weights that an adapted model of a name was loaded with."""
-    files = WeightFiles(resolve_model(name))
+    files = ModelFiles(resolve_model(name))
     missing = {name for name, _ in base_tensors(model)}
     try:
         for name, tensor in model_tensors(model, files.named()):

@@ -1,6 +1,6 @@
 """One of two processes: shards a model, gathers it parameter by parameter, compares.
 
-python tests/ranks.py 2 tests/distributed/gather_ranks.py
+torchrun --nproc-per-node=2 tests/distributed/gather_ranks.py
 """
 
 import weakref

@@ -3,7 +3,7 @@ import subprocess
 from pathlib import Path
 
 import torch
-from processes import launcher
+from processes import torchrun
 
 from trace_pl.distributed.gather import full_tensors
 
@@ -13,7 +13,7 @@ TESTS = Path(__file__).parents[1]
 def test_two_ranks_gather_ragged_packed_and_adapted_weights():
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
-        [*launcher(2), str(Path(__file__).with_name("gather_ranks.py"))],
+        [*torchrun(2), str(Path(__file__).with_name("gather_ranks.py"))],
         env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

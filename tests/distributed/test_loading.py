@@ -7,7 +7,7 @@ import pytest
 import torch
 from random_models import make_qwen3, make_qwen3_moe
 
-from trace_pl.distributed.loading import WeightFiles, load_shards
+from trace_pl.distributed.loading import ModelFiles, load_shards
 from trace_pl.errors import ConfigError
 from trace_pl.policy import load_model, model_on_meta
 
@@ -30,7 +30,7 @@ def empty_model(folder):
 def test_a_model_of_several_files_is_what_transformers_loads(folder):
     assert len(list(folder.glob("*.safetensors"))) > 1
     model = empty_model(folder)
-    load_shards(model, WeightFiles(str(folder)))
+    load_shards(model, ModelFiles(str(folder)))
     expected = load_model(str(folder)).state_dict()
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, expected[name]), name
@@ -39,7 +39,7 @@ def test_a_model_of_several_files_is_what_transformers_loads(folder):
 def test_rows_of_packed_experts_are_those_of_single_experts(folder):
     name = "model.layers.0.mlp.experts.gate_up_proj"
     expected = load_model(str(folder)).state_dict()[name]
-    found = WeightFiles(str(folder)).read(name, 1, 3)
+    found = ModelFiles(str(folder)).read(name, 1, 3)
     assert torch.equal(found, expected[1:3])
 
 
@@ -50,12 +50,12 @@ def test_a_missing_file_a_missing_weight_and_another_shape_are_named(folder, tmp
     lost = index["weight_map"]["lm_head.weight"]
     (broken / lost).unlink()
     with pytest.raises(ConfigError, match=lost):
-        load_shards(empty_model(broken), WeightFiles(str(broken)))
+        load_shards(empty_model(broken), ModelFiles(str(broken)))
     with pytest.raises(ConfigError, match=r"'model\.unknown'"):
-        WeightFiles(str(folder)).read("model.unknown", 0, 1)
+        ModelFiles(str(folder)).read("model.unknown", 0, 1)
     other = make_qwen3(hidden_size=64, num_hidden_layers=1)
     with pytest.raises(ConfigError, match=r"rows 0 to 97 of 'model\.embed_tokens\.weight'"):
-        load_shards(other, WeightFiles(str(folder)))
+        load_shards(other, ModelFiles(str(folder)))
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="got neither"):
-        WeightFiles(str(tmp_path / "empty"))
+        ModelFiles(str(tmp_path / "empty"))

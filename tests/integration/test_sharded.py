@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import launcher
+from processes import torchrun
 from random_models import make_qwen3, make_qwen3_moe
 from safetensors import safe_open
 from sharded_run import run
@@ -33,7 +33,7 @@ def run_ranks(folder, num_processes, **jobs):
     asked, found = folder / "jobs.json", folder / "found.json"
     asked.write_text(json.dumps(jobs))
     done = subprocess.run(
-        [*launcher(num_processes), str(SCRIPT), str(asked), str(found)],
+        [*torchrun(num_processes), str(SCRIPT), str(asked), str(found)],
         capture_output=True,
         text=True,
         timeout=200,

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from processes import free_port, launcher
+from processes import free_port, torchrun
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trace_pl.checkpoint import read_meta
@@ -61,7 +61,7 @@ def run_two_ranks(tmp_path, *engine: str) -> None:
         *engine,
     )
     done = subprocess.run(
-        [*launcher(2), "-m", "trace_pl.cli", *arguments],
+        [*torchrun(2), "-m", "trace_pl.cli", *arguments],
         capture_output=True,
         text=True,
         timeout=200,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import launcher
+from processes import torchrun
 
 from trace_pl.policy import BUILT_IN_BASE, load_model
 
@@ -52,7 +52,7 @@ def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
     single = run(tmp_path / "one")
     double = run(
         tmp_path / "two",
-        start=launcher(2),
+        start=torchrun(2),
         more=("--trainer.strategy=ddp", "--trainer.devices=2"),
     )
     assert single["global_step"] == double["global_step"] == 3

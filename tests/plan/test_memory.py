@@ -11,7 +11,7 @@ import torch
 from fixed_experience import train
 from lightning.pytorch.callbacks import Callback
 from measured_bytes import storage_bytes
-from processes import launcher
+from processes import torchrun
 from wide_models import make_wide, make_wide_moe
 
 from trace_pl.adapters import LoRA
@@ -77,7 +77,7 @@ def test_a_plan_knows_what_each_of_two_ranks_holds(kind, changes, lengths):
     tests = Path(__file__).parents[1]
     done = subprocess.run(
         [
-            *launcher(2),
+            *torchrun(2),
             *(tests / "plan" / "two_ranks.py", kind, json.dumps(changes), json.dumps(lengths)),
         ],
         env={**os.environ, "PYTHONPATH": f"{tests}:{tests.parent}"},

@@ -24,7 +24,7 @@ _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)$")
 
 
-class WeightFiles:
+class ModelFiles:
     """The safetensors files of a model folder, read slice by slice.
 
     Args:
@@ -101,7 +101,7 @@ class WeightFiles:
 
 
 @torch.no_grad()
-def load_shards(model: nn.Module, files: WeightFiles) -> None:
+def load_shards(model: nn.Module, files: ModelFiles) -> None:
     """Fill a model that is sharded by rows, each rank its own rows; an adapter starts at zero.
 
     Args:

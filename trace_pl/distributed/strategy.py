@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA
 from trace_pl.checkpoint import SafeReader, load_sharded, read_meta, replace_folder, write_meta
-from trace_pl.distributed.loading import WeightFiles, load_shards
+from trace_pl.distributed.loading import ModelFiles, load_shards
 from trace_pl.distributed.sharding import shard_model
 from trace_pl.errors import ConfigError
 from trace_pl.policy import model_on_meta, renew_rotary, resolve_model
@@ -156,7 +156,7 @@ class ShardedStrategy(ModelParallelStrategy):
         device = torch.device("cpu") if on_cpu else self.root_device
         model.to_empty(device=device)
         renew_rotary(model, self.root_device)
-        files = WeightFiles(resolve_model(name))
+        files = ModelFiles(resolve_model(name))
         try:
             load_shards(model, files)
         finally:
