@@ -105,6 +105,18 @@ def test_the_sharded_strategy_reaches_the_plan():
         run_from_config(config, Assumptions(gpus=6))
 
 
+@pytest.mark.parametrize(
+    ("arguments", "size", "shard"),
+    [(MIXTURE, 3, None), (MIXTURE, 8, 4), (MIXTURE, 0, 4), ((QUICKSTART,), 2, 4)],
+)
+def test_experts_are_divided_as_they_can_be(arguments, size, shard):
+    good = sharded(parse_config([*MIXTURE]), expert_parallel_size=4)
+    assert run_from_config(good, Assumptions(gpus=8)).sharding.expert_parallel == 4
+    config = sharded(parse_config([*arguments]), expert_parallel_size=size, shard_size=shard)
+    with pytest.raises(ConfigError, match=rf"expert_parallel_size to divide .* got {size}\."):
+        run_from_config(config, Assumptions(gpus=8))
+
+
 def test_mixed_precision_casts_the_policy_and_not_the_reference():
     sharding = make_run([QUICKSTART, "--trainer.precision=bf16-mixed"]).sharding
     assert (sharding.master_bytes, sharding.param_bytes, sharding.reference_bytes) == (4, 2, 4)

@@ -57,7 +57,7 @@ def run_from_config(
     model = config["model"]
     adapter = model["adapter"] and LoRA(**vars(model["adapter"]))
     shape = read_shape(model["model_name"], adapter)
-    sharding = _sharding(config["trainer"], _BYTES[model["dtype"]], given)
+    sharding = _sharding(config["trainer"], _BYTES[model["dtype"]], given, shape.experts)
     engine = _engine(config["data"]["engine"], shape)
     own_gpus = given.engine_gpus
     if own_gpus is None:
@@ -72,7 +72,9 @@ def run_from_config(
     )
 
 
-def _sharding(trainer: Namespace, dtype_bytes: int, given: Assumptions) -> Sharding:
+def _sharding(
+    trainer: Namespace, dtype_bytes: int, given: Assumptions, num_experts: int
+) -> Sharding:
     world = given.gpus or _num_gpus(trainer)
     precision = str(trainer["precision"])
     if precision == "bf16-true":
@@ -92,7 +94,7 @@ def _sharding(trainer: Namespace, dtype_bytes: int, given: Assumptions) -> Shard
             base,
             kind="sharded",
             shard=shard,
-            expert_parallel=_expert_parallel(settings, shard),
+            expert_parallel=_expert_parallel(settings, shard, num_experts),
             param_bytes=_BYTES[settings["compute_dtype"]],
             is_autocast=False,
             reference_on_cpu=settings["reference_on_cpu"],
@@ -118,15 +120,16 @@ def _shard_size(settings: dict[str, Any], world: int) -> int:
     return shard
 
 
-def _expert_parallel(settings: dict[str, Any], shard: int) -> int:
+def _expert_parallel(settings: dict[str, Any], shard: int, num_experts: int) -> int:
     """Return the ranks that divide the experts."""
     size = int(settings["expert_parallel_size"])
-    if size < 1 or shard % size:
-        raise ConfigError(
-            "Expected trainer.strategy.init_args.expert_parallel_size to divide the "
-            f"{shard} GPUs that share a copy, got {size}."
-        )
-    return size
+    if size == 1 or (size > 1 and shard % size == 0 and num_experts and num_experts % size == 0):
+        return size
+    raise ConfigError(
+        "Expected trainer.strategy.init_args.expert_parallel_size to divide the "
+        f"{shard} GPUs that share a copy and the model's {num_experts} experts, got {size}. Set it "
+        "to a divisor of both; to 1 for a model without experts."
+    )
 
 
 def _num_gpus(trainer: Namespace) -> int:
