@@ -12,7 +12,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[2]
-EPOCHS = 5
+EPOCHS = 4
 
 
 def start(runs: Path, *more: str) -> subprocess.Popen:
@@ -21,6 +21,7 @@ def start(runs: Path, *more: str) -> subprocess.Popen:
     command += [f"--trainer.logger.init_args.save_dir={runs}", f"--trainer.max_epochs={EPOCHS}"]
     command += ["--data.questions_per_epoch=4", "--data.group_size=4"]
     command += ["--data.evaluation_questions=4", "--trainer.enable_progress_bar=false"]
+    command += ["--trainer.num_sanity_val_steps=0", f"--trainer.check_val_every_n_epoch={EPOCHS}"]
     return subprocess.Popen(
         [*command, *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
