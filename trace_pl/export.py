@@ -195,7 +195,9 @@ def _new_folder(output: Path) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
         yield folder
-        folder.chmod(0o755)
+        folder.chmod(0o755)  # this and files of safetensors are made for their owner alone
+        for path in folder.iterdir():
+            path.chmod(0o644)
         os.rename(folder, output)
     except (OSError, SafetensorError) as error:
         raise ConfigError(

@@ -81,6 +81,7 @@ def test_a_trained_policy_says_the_same_in_transformers_and_vllm(tiny_model_dir,
     assert "seed_everything: 7" in card
     assert "loss/policy_loss" in card
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in (folder, *folder.iterdir()))
     check_in_vllm(folder, policy)
 
 
@@ -144,7 +145,9 @@ def test_an_adapter_is_merged_or_written_as_it_is(tiny_model_dir, tmp_path, monk
     plain = in_transformers(tiny_model_dir)
     assert not torch.allclose(read(policy), read(plain), atol=1e-4)
     torch.testing.assert_close(read(in_transformers(merged)), read(policy), atol=1e-5, rtol=0.0)
-    assert {p.name for p in alone.glob("*.safetensors")} == {"adapter_model.safetensors"}
+    (weights,) = alone.glob("*.safetensors")
+    assert weights.name == "adapter_model.safetensors"
+    assert weights.stat().st_mode & 0o044 == 0o044
     torch.testing.assert_close(
         read(PeftModel.from_pretrained(plain, alone)), read(policy), atol=1e-6, rtol=0.0
     )
