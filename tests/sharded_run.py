@@ -95,7 +95,7 @@ def run(
         model, optimizer=adamw, adapter=LoRA(**adapter) if adapter else None, **settings
     )
     if isinstance(strategy, dict):
-        strategy = ShardedStrategy(compute_dtype="float32", timeout_s=60, **strategy)
+        strategy = ShardedStrategy(**{"compute_dtype": "float32", "timeout_s": 60, **strategy})
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",

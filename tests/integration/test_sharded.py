@@ -23,7 +23,7 @@ from trace_pl.rollout.vllm_engine import VLLMEngine
 
 SCRIPT = Path(__file__).parents[1] / "sharded_run.py"
 FSDP, HSDP, OFFLOAD = {}, {"shard_size": 2}, {"reference_on_cpu": True}
-EXPERTS = {"expert_parallel_size": 2}
+EXPERTS, HALF = {"expert_parallel_size": 2}, {"compute_dtype": "bfloat16"}
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -87,6 +87,8 @@ def two(models, alone, tmp_path_factory):
         "experts-resumed": {**moe, "resume": str(folder / "experts.ckpt")},
         "experts-lora": {**dealt, "epochs": 3, "adapter": {"rank": 2}},
         "moe-lora": {**moe, "epochs": 3, "adapter": {"rank": 2}},
+        "dense-half": {**dense, "strategy": HALF},
+        "moe-half": {**dealt, "strategy": {**EXPERTS, **HALF}},
         "steps": {**moe, "epochs": 2, "num_steps": 2, "activation_checkpointing": True},
     }
     return run_ranks(folder, 2, **jobs), folder
@@ -112,6 +114,18 @@ def test_two_ranks_with_ragged_work_learn_and_score_what_one_does(alone, two, mo
     mine = one["scores"][:5] + one["scores"][7:]  # of the first and the third group
     assert torch.tensor(found["scores"]).shape == torch.tensor(mine).shape
     assert (torch.tensor(found["scores"]) - torch.tensor(mine)).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+def test_in_bfloat16_log_probs_and_master_weights_stay_float32(alone, two, model):
+    one, found = alone[model], two[0][f"{model}-half"]
+    assert found["losses"] == pytest.approx(one["losses"], rel=0.02)
+    assert found["norms"][0] == pytest.approx(one["norms"][0], rel=0.05)
+    scores = torch.tensor(found["scores"])
+    mine = torch.tensor(one["scores"][:5] + one["scores"][7:])
+    assert (scores - mine).abs().mean() < 0.05
+    assert not torch.equal(scores, scores.bfloat16().float())
+    assert found["pushed"] == pytest.approx(one["pushed"], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", ["dense-fsdp", "moe-fsdp", "moe-experts"])

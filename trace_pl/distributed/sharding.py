@@ -49,8 +49,13 @@ def shard_model(
     """
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if on_cpu else OffloadPolicy()
 
-    def shard(module: nn.Module, dtype: torch.dtype, mesh: DeviceMesh = mesh) -> None:
-        precision = MixedPrecisionPolicy(dtype, torch.float32, output_dtype=compute_dtype)
+    def shard(
+        module: nn.Module,
+        dtype: torch.dtype,
+        mesh: DeviceMesh = mesh,
+        output_dtype: torch.dtype | None = compute_dtype,
+    ) -> None:
+        precision = MixedPrecisionPolicy(dtype, torch.float32, output_dtype)
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=offload)
 
     decoder, head = model.get_decoder(), model.get_output_embeddings()
@@ -66,7 +71,7 @@ def shard_model(
         shard(layer, compute_dtype)
     if head.weight is not decoder.embed_tokens.weight:
         shard(decoder.embed_tokens, compute_dtype)
-    shard(model, compute_dtype)
+    shard(model, compute_dtype, output_dtype=None)  # log-probs stay float32
     setattr(model, FORWARD, MethodType(read_rows, model))
     register_fsdp_forward_method(model, FORWARD)
 
