@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from typing import Any, Literal
 
 import lightning
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities.types import (
     LRSchedulerConfigType,
@@ -138,18 +139,35 @@ class TraceModule(lightning.LightningModule):
 
     @contextmanager
     def reading_reference(self) -> Iterator[PreTrainedModel]:
-        """Yield the frozen reference, on the module's device.
+        """Yield the frozen reference, on the module's device and in the precision of a step.
 
         With an adapter it is the policy itself, which must not be trained meanwhile.
         """
         if not self._reference:
-            with self._evaluating(), adapter_off(self.policy) as reference:
+            with self.reading_policy() as policy, adapter_off(policy) as reference:
                 yield reference
             return
         reference = self._reference[0]
         if not isinstance(reference, FSDPModule) and reference.device != self.device:
             torch.nn.Module.to(reference, self.device)
-        yield reference
+        with self._precision():
+            yield reference
+
+    @contextmanager
+    def reading_policy(self) -> Iterator[PreTrainedModel]:
+        """Yield the policy to be read, not trained, in the precision of a step."""
+        self.policy.eval()
+        try:
+            with self._precision():
+                yield self.policy
+        finally:
+            self.policy.train()
+
+    def _precision(self) -> AbstractContextManager[None]:
+        """Return the context of mixed precision, which Lightning opens for steps alone."""
+        plugin = None if self._trainer is None else self._trainer.precision_plugin
+        # That of true half precision would also make new tensors of it, which no number here needs.
+        return plugin.forward_context() if isinstance(plugin, MixedPrecision) else nullcontext()
 
     @property
     def policy_version(self) -> int:
@@ -191,21 +209,13 @@ class TraceModule(lightning.LightningModule):
     def current_logprobs(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
         """Return the (T,) log-probs of every rollout's tokens under the current policy."""
         found: dict[str, Tensor] = {}
-        with self._evaluating():
+        with self.reading_policy() as policy:
             for batch in buffer.forward_batches():
                 batch = batch.to(self.device)
-                logprobs = sampled_logprobs(self.policy, batch.token_ids_BT, batch.mask_BT).cpu()
+                logprobs = sampled_logprobs(policy, batch.token_ids_BT, batch.mask_BT).cpu()
                 # The row of an empty batch belongs to no rollout.
                 found.update(zip(batch.rollout_ids, logprobs, strict=False))
         return {r.id: found[r.id][: len(r.token_ids)] for r in buffer.rollouts}
-
-    @contextmanager
-    def _evaluating(self) -> Iterator[None]:
-        self.policy.eval()
-        try:
-            yield
-        finally:
-            self.policy.train()
 
     def training_step(self, batch: Minibatch, batch_idx: int) -> Tensor:
         """Return the loss of one micro-batch, scaled so that the accumulated step is exact."""

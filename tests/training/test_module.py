@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from fixed_experience import FixedExperience, KeepBatches, KeepGradient, train
@@ -114,6 +116,18 @@ def test_strictly_on_policy_needs_no_second_forward(tiny_model_dir):
     data = FixedExperience(BatchPlan())
     train(tiny_model_dir, data=data)
     assert data.buffer.old_logprobs is None
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_what_is_read_beside_the_steps_has_their_precision(tiny_model_dir, precision):
+    still = partial(torch.optim.SGD, lr=0.0)
+    plan = BatchPlan(num_steps=1, num_passes=2)
+    module, trainer = train(tiny_model_dir, plan, model={"optimizer": still}, precision=precision)
+    with module.reading_reference():
+        assert torch.is_autocast_enabled("cpu") == (precision == "bf16-mixed")
+        assert torch.get_default_dtype() is torch.float32
+    # The old log-probs are those of the training forward.
+    assert trainer.callback_metrics["loss/policy_kl"] == pytest.approx(0.0, abs=1e-7)
 
 
 def test_advantages_stay_float32_in_half_precision(tiny_model_dir):

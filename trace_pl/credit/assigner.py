@@ -98,8 +98,9 @@ class CreditAssigner(Callback):
         assert self._pipeline is not None
         assert self._known is not None
         if self._pipeline.prober.reads_policy:
-            scorer = BranchedScorer(module.policy, self.tokens_per_forward)
-            yield CachedScorer(scorer, ScoreStore())
+            with module.reading_policy() as policy:
+                scorer = BranchedScorer(policy, self.tokens_per_forward)
+                yield CachedScorer(scorer, ScoreStore())
             return
         with module.reading_reference() as reference:
             scorer = BranchedScorer(reference, self.tokens_per_forward)
