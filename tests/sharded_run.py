@@ -15,6 +15,8 @@ import lightning
 import torch
 from builders import group
 from lightning.pytorch.callbacks import Callback
+from processes import leave
+from torch import distributed
 from torch.utils.data import DataLoader
 
 from trace_pl.adapters import LoRA
@@ -129,6 +131,8 @@ def main(jobs, output):
     found = {name: run(**job) for name, job in json.loads(Path(jobs).read_text()).items()}
     if int(os.environ.get("RANK", 0)) == 0:
         Path(output).write_text(json.dumps(found))
+    if distributed.is_initialized():
+        leave()
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ torchrun --nproc-per-node=2 tests/distributed/gather_ranks.py
 import weakref
 
 import torch
+from processes import leave
 from random_models import make_qwen3, make_qwen3_moe
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -40,7 +41,7 @@ def main() -> None:
             assert type(tensor) is torch.Tensor, name
             torch.testing.assert_close(tensor, whole, rtol=0, atol=1e-6, msg=name)
         assert_one_lives(model)
-    dist.destroy_process_group()
+    leave()
 
 
 def assert_one_lives(model: torch.nn.Module) -> None:

@@ -5,12 +5,12 @@ The last line is JSON, in bytes.
 torchrun --nproc-per-node=2 tests/plan/two_ranks.py ddp|sharded|experts CHANGES ROW_LENGTHS
 """
 
-import gc
 import json
 import sys
 
 import torch
 from measured_bytes import LiveBytes, rows, storage_bytes
+from processes import leave
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
@@ -53,7 +53,8 @@ def local(tensors):
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
-def measure(kind, changes, lengths):
+def main(kind, changes, lengths):
+    distributed.init_process_group("gloo")
     make, wrap = KINDS[kind]
     model = make(**json.loads(changes))
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -77,18 +78,9 @@ def measure(kind, changes, lengths):
     }
     made_before = found["gradients"] + (0 if kind == "ddp" else sharing)
     found["activations and buffers"] = live.peak - made_before
-    return found
-
-
-def main(kind, changes, lengths):
-    distributed.init_process_group("gloo")
-    found = measure(kind, changes, lengths)
-    # DDP must not be the last to hold the process group: it would wait, with Python's lock, for a
-    # thread of gloo that needs this lock to let go of the mode that counts bytes.
-    gc.collect()
     if distributed.get_rank() == 0:
         print(json.dumps(found))
-    distributed.destroy_process_group()
+    leave()
 
 
 main(*sys.argv[1:])
