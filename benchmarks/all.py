@@ -168,13 +168,15 @@ def push_section(found: dict[str, Any]) -> str:
     rows = [
         [
             f"{case['parameters']:,}", case["model_mib"], case["ratio"], case["ratio_to_reload"],
-            case["push_mib_above"], case["copied_push_mib_above"], f"{case['parity_nats']:.0e}",
+            case["ratio_to_restart"], case["push_mib_above"], case["copied_push_mib_above"],
+            f"{case['parity_nats']:.0e}",
         ]
         for case in (found["wide"], found["tiny"])
     ]  # fmt: skip
     head = [
         "parameters", "MiB", "times faster than saving and reloading", "than reloading alone",
-        "peak MiB above the resting level", "after copying all", "parity, nats",
+        "than saving and a new engine", "peak MiB above the resting level", "after copying all",
+        "parity, nats",
     ]  # fmt: skip
     return f"""## A weight push into vLLM
 
