@@ -76,7 +76,7 @@ def measure(folder: str, rounds: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     policy = load_model(folder)
     engine = VLLMEngine(folder, 256, 8, kv_cache_gib=0.25, num_threads=1)
-    seconds: dict[str, list[float]] = {"push": [], "save": [], "reload": []}
+    seconds: dict[str, list[float]] = {"push": [], "save": [], "reload": [], "restart": []}
     peaks: dict[str, list[float]] = {"push": [], "listed": []}
     parity = []
     vllm = engine._engine
@@ -114,8 +114,8 @@ def measure(folder: str, rounds: int) -> dict[str, Any]:
     for _ in range(2):  # the first one warms up
         start = perf_counter()
         VLLMEngine(folder, 256, 8, kv_cache_gib=0.25, num_threads=1).close()
-        seconds["restart"] = [perf_counter() - start]
-    best = {way: median(values[1:] or values) for way, values in seconds.items()}
+        seconds["restart"].append(perf_counter() - start)
+    best = {way: median(values[1:]) for way, values in seconds.items()}
     return {
         "parameters": sum(p.numel() for p in policy.parameters()),
         "model_mib": round(sum(p.nbytes for p in policy.parameters()) / 2**20),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.serialization._base import parse_size_to_int
 from jsonargparse import auto_cli
 from safetensors import SafetensorError
 from torch import Tensor
@@ -26,7 +27,6 @@ from trace_pl.policy import load_tokenizer, model_on_meta, resolve_model
 from trace_pl.weights import Named, cast, checkpoint_tensors, model_tensors
 
 _PREFIX = "policy."  # of the policy's weights in a checkpoint
-_UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9}
 _PACKAGES = ("trace-pl", "torch", "lightning", "transformers")
 
 
@@ -123,7 +123,8 @@ def model_card(saved: Mapping[str, Any], checkpoint: Path) -> str:
 def _trained(model: PreTrainedModel, state: Mapping[str, Tensor], source: str) -> Named:
     """Yield the weights of a run that trained all of them, in the order of the model."""
     names = {_PREFIX + name for name in model.state_dict()}
-    for name in sorted(names ^ state.keys()):
+    if names != state.keys():
+        name = min(names ^ state.keys())
         raise ConfigError(
             f"Expected the weights of '{model.name_or_path}' in '{source}', got "
             f"{'none named' if name in names else 'also'} '{name}'. Is it still the same model?"
@@ -177,8 +178,8 @@ def _fill_adapter(model: PreTrainedModel, state: Mapping[str, Tensor], source: s
 def _num_bytes(size: str) -> int:
     """Return 2,000,000,000 for '2GB'."""
     try:
-        return int(float(size[:-2]) * _UNITS[size[-2:].upper()])
-    except (KeyError, ValueError) as error:
+        return parse_size_to_int(size)
+    except ValueError as error:
         raise ConfigError(
             f"Expected a size such as '500MB' or '2GB' as --max_shard_size, got '{size}'."
         ) from error

@@ -172,8 +172,9 @@ def _update_traffic(run: Run, forwards: int, steps: int) -> tuple[float, float]:
     # among the GPUs of a copy, then among copies.
     weights = 2 * _from_others(run, shape.total, sharding.param_bytes)
     trains_experts = shape.trained > shape.counts.adapter
-    gradients = _from_others(run, shape.trained, sharding.master_bytes, trains_experts)
-    inside = forwards * (weights + gradients)
+    inside = forwards * (
+        weights + _from_others(run, shape.trained, sharding.master_bytes, trains_experts)
+    )
     among = forwards * 2 * gradient / sharding.shard * _others(sharding.num_replicas)
     seconds = inside / _link(run, sharding.shard) + among / _link(run, sharding.world)
     return inside + among, seconds
