@@ -47,7 +47,7 @@ def group_metrics(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 def evidence_recall(rollout: Rollout) -> float | None:
     """Return the share of the question's evidence pages that were opened, None if unknown."""
-    evidence = set(rollout.question.meta.get("evidence", ()))
+    evidence = set(rollout.question.evidence)
     if not evidence:
         return None
     opened = {

@@ -60,7 +60,7 @@ class Question:
     answers: tuple[str, ...]
     """Accepted gold answers; the first is canonical, the others are aliases."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """Free facts about the question, e.g. ``hops`` and ``evidence`` (docids)."""
+    """Free facts about the question; ``evidence`` alone is read, see :attr:`evidence`."""
 
     def __post_init__(self) -> None:
         if not self.text.strip():
@@ -70,6 +70,22 @@ class Question:
                 f"Expected at least one non-empty gold answer in question '{self.id}', got "
                 f"{list(self.answers)!r}. Add the answer or drop the row."
             )
+        evidence = self.meta.get("evidence")
+        is_list = evidence is None or isinstance(evidence, list | tuple)
+        if not is_list or not all(map(_is_docid, evidence or ())):
+            raise DataError(
+                f"Expected a list of docids (texts or whole numbers) as evidence of question "
+                f"'{self.id}', got {evidence!r}. Correct it or drop the field."
+            )
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Docids of the pages that are needed to answer, as texts; empty if unknown."""
+        return tuple(str(docid) for docid in self.meta.get("evidence") or ())
+
+
+def _is_docid(value: object) -> bool:
+    return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

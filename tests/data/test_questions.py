@@ -27,6 +27,34 @@ def test_a_row_becomes_a_question_and_its_other_fields_become_meta(tmp_path):
     ]
 
 
+@pytest.mark.parametrize(
+    ("fields", "evidence"),
+    [
+        ({}, ()),
+        ({"evidence": None}, ()),
+        ({"evidence": []}, ()),
+        ({"evidence": ["007", 7]}, ("007", "7")),
+    ],
+)
+def test_evidence_is_a_list_of_docids_or_unknown(tmp_path, fields, evidence):
+    (question,) = load_questions(write(tmp_path / "q.jsonl", row(**fields)))
+    assert question.evidence == evidence
+
+
+@pytest.mark.parametrize("evidence", ["d1", 7, {"docid": "d1"}, ["d1", None], [True], [["d1"]]])
+def test_evidence_of_another_kind_is_refused_when_it_is_read(tmp_path, evidence):
+    path = write(tmp_path / "q.jsonl", row(id="q0"), row(evidence=evidence))
+    with pytest.raises(DataError, match="list of docids") as caught:
+        load_questions(path)
+    assert f"{path}:2" in str(caught.value)
+
+
+def test_null_is_as_good_as_absent_in_every_field(tmp_path):
+    fields = {"answer": None, "answers": ["Mira"], "answer_aliases": None, "hops": None}
+    (question,) = load_questions(write(tmp_path / "q.jsonl", row(**fields)))
+    assert question == Question("q1", "Who built it?", ("Mira",), {})
+
+
 def test_order_is_kept_blank_lines_are_skipped_and_number_ids_become_text(tmp_path):
     path = write(tmp_path / "q.jsonl", row(id="007"), "", row(id=7))
     assert [question.id for question in load_questions(path)] == ["007", "7"]

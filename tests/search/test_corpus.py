@@ -43,6 +43,52 @@ def test_front_matter_is_read_at_the_start_only_and_nothing_of_a_page_is_lost(
     assert load(tmp_path, {"id": "d", "text": text})["d"] == Document("d", title, body)
 
 
+AARON = "Aaron Lake is a lake in Manitoba."
+
+
+@pytest.mark.parametrize(
+    ("contents", "title", "text"),
+    [
+        (f'"Aaron Lake"\n{AARON}', "Aaron Lake", AARON),
+        (f"Aaron Lake\n\n{AARON}\n", "Aaron Lake", AARON),
+        (f'"Yahoo!"\r\n{AARON}\nMore.', "Yahoo!", f"{AARON}\nMore."),
+        (f'"""Weird Al"" Yankovic"\n{AARON}', '"Weird Al" Yankovic', AARON),
+        (f'"Up" and "Down"\n{AARON}', '"Up" and "Down"', AARON),
+        ("\u5317\u4eac\n\u9996\u90fd\u3002", "\u5317\u4eac", "\u9996\u90fd\u3002"),
+        (f'---\ntitle: Front\n---\n"Aaron"\n{AARON}', "Front", f'"Aaron"\n{AARON}'),
+        # From here on the first line is no title, and the text stays whole.
+        ('"Aaron Lake"', "d", '"Aaron Lake"'),
+        (f"{AARON}\nMore.", "d", f"{AARON}\nMore."),
+        ("A lake of the north that\nno road reaches.", "d",
+         "A lake of the north that\nno road reaches."),
+        (f"{'long ' * 20}\n{AARON}", "d", f"{'long ' * 20}\n{AARON}"),
+        (f'"{"x" * 251}"\n{AARON}', "d", f'"{"x" * 251}"\n{AARON}'),
+        (f'""\n{AARON}', "d", f'""\n{AARON}'),
+        (f"---\n{AARON}", "d", f"---\n{AARON}"),
+    ],
+)  # fmt: skip
+def test_the_first_line_of_contents_is_the_title_if_it_looks_like_one(
+    tmp_path, contents, title, text
+):
+    assert load(tmp_path, {"id": "d", "contents": contents})["d"] == Document("d", title, text)
+
+
+@pytest.mark.parametrize(
+    ("fields", "title"),
+    [
+        ({"contents": f'"Aaron"\n{AARON}', "title": "Field"}, "Field"),
+        ({"contents": f'"Aaron"\n{AARON}', "title": None, "text": None}, "Aaron"),
+        ({"contents": f'"Aaron"\n{AARON}', "title": " "}, "Aaron"),
+        ({"text": f'"Aaron"\n{AARON}'}, "d"),
+        ({"text": AARON, "title": ""}, "d"),
+    ],
+)
+def test_a_title_field_wins_and_a_first_line_of_text_is_text(tmp_path, fields, title):
+    document = load(tmp_path, {"id": "d", **fields})["d"]
+    assert document.title == title
+    assert document.text.endswith(AARON)
+
+
 def test_a_title_field_wins_over_front_matter(tmp_path):
     corpus = load(tmp_path, {"id": "d", "title": "Field", "text": "---\ntitle: Front\n---\nBody."})
     assert corpus["d"] == Document("d", "Field", "Body.")

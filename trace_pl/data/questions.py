@@ -24,7 +24,8 @@ def load_questions(path: str | Path) -> list[Question]:
 
     Each line holds ``id``, ``question`` and the gold answer in the first of ``answer``,
     ``golden_answers``, ``answers`` or ``reward_model.ground_truth.target`` that is there; further
-    accepted answers in ``answer_aliases``. All other fields become ``Question.meta``.
+    accepted answers in ``answer_aliases``. All other fields become ``Question.meta``, of which
+    ``evidence``, a list of docids, is read by metrics. A field that is null is as good as absent.
 
     Args:
         path: The file.
@@ -100,7 +101,8 @@ def _question(record: Record) -> Question:
     id_ = record.identifier("id")
     source, value = _answer_field(record)
     try:
-        answers = gold_answers([value, record.fields.get("answer_aliases") or []])
+        aliases = record.fields.get("answer_aliases")
+        answers = gold_answers([value, [] if aliases is None else aliases])
     except DataError as error:
         raise DataError(f"{error} Correct {record.place}, question '{id_}'.") from error
     if not answers or not all(map(normalize_answer, answers)):
@@ -108,8 +110,13 @@ def _question(record: Record) -> Question:
             f"Expected gold answers with at least one letter or digit at {record.place}, question "
             f"'{id_}', got {list(answers)!r}. Such an answer can never be matched: drop it."
         )
-    meta = {k: v for k, v in record.fields.items() if k not in _KNOWN_FIELDS | {source}}
-    return Question(id_, record.text("question").strip(), answers, meta)
+    known = _KNOWN_FIELDS | {source}
+    meta = {k: v for k, v in record.fields.items() if k not in known and v is not None}
+    text = record.text("question").strip()
+    try:
+        return Question(id_, text, answers, meta)
+    except DataError as error:
+        raise DataError(f"{error} It is at {record.place}.") from error
 
 
 def _answer_field(record: Record) -> tuple[str, Any]:

@@ -29,7 +29,7 @@ class Record:
         Raises:
             DataError: if none is there, or it is neither text nor a whole number.
         """
-        value = next((self.fields[name] for name in names if name in self.fields), None)
+        value = self._first(names)
         if isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
         if not isinstance(value, str) or not clean_text(value).strip():
@@ -45,13 +45,18 @@ class Record:
         Raises:
             DataError: if none is there, or it is not text, or nothing of it can be seen.
         """
-        value = next((self.fields[name] for name in names if name in self.fields), None)
+        value = self._first(names)
         if not isinstance(value, str) or not clean_text(value).strip():
             raise DataError(
                 f"Expected a non-empty text in {_either(names)} at {self.place}, got "
                 f"{value!r}. Fill it in or drop the line."
             )
         return clean_text(value)
+
+    def _first(self, names: tuple[str, ...]) -> Any:  # noqa: ANN401  (any JSON)
+        """Return the first of ``names`` that is there; null is the same as absent."""
+        found = (self.fields.get(name) for name in names)
+        return next((value for value in found if value is not None), None)
 
 
 def _either(names: tuple[str, ...]) -> str:

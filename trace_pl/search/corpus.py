@@ -21,6 +21,11 @@ _FRONT_MATTER = re.compile(
 )
 _TITLE_LINE = re.compile(r"^title:[ \t]*(.*)(?:\n|\Z)", re.MULTILINE | re.IGNORECASE)
 
+# What may be a title by its form: all of it in quotes, or a short line that is no whole sentence
+# and no part of one that goes on in the next line.
+_QUOTED = re.compile(r'"(?P<title>[^"]{1,250}|".{1,250}|.{1,250}")"')
+_HEADING = re.compile(r".{0,79}[^\s.!?:;,\u3002\uff01\uff1f\u2026]")
+
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -62,8 +67,11 @@ class Corpus(Mapping[str, Document]):
         """Read a corpus from a JSONL file.
 
         Each line holds ``docid`` or ``id``, ``text`` or ``contents`` and, if it likes, ``title``.
-        Front matter at the start of a text gives the title when the field is missing; its other
-        lines move below the text. A document without any title is titled by its docid.
+        Without that field the title is the one in the front matter at the start of a text, whose
+        other lines move below the text; or the first line of ``contents``, the layout of Wikipedia
+        dumps, if more follows and it looks like a title: all in double quotes, or at most 80
+        letters that neither end like a sentence nor go on in the next line. A document without any
+        title is titled by its docid.
 
         Args:
             path: The file.
@@ -117,10 +125,30 @@ class Corpus(Mapping[str, Document]):
 
 def _document(record: Record) -> Document:
     id_ = record.identifier("docid", "id")
-    title, text = _split_front_matter(record.text("text", "contents"))
-    if record.fields.get("title"):
+    whole = record.text("text", "contents")
+    title, text = _split_front_matter(whole)
+    named = record.fields.get("title")
+    if named is not None and not (isinstance(named, str) and not clean_text(named).strip()):
         title = record.text("title")
+    elif not title and record.fields.get("text") is None:
+        title, text = _split_first_line(whole)
     return Document(id_, title or id_, text)
+
+
+def _split_first_line(text: str) -> tuple[str, str]:
+    """Return a first line that is a title and the text below it, else "" and the whole text.
+
+    What may be prose stays in the text, for a page is shown as its title and its text.
+    """
+    line, _, rest = text.strip().partition("\n")
+    line = line.strip()
+    rest = rest.strip("\n")
+    if not rest.strip() or not any(map(str.isalnum, line)):
+        return "", text
+    if quoted := _QUOTED.fullmatch(line):
+        return quoted["title"].replace('""', '"').strip(), rest
+    goes_on = rest.lstrip()[0].islower()
+    return (line, rest) if _HEADING.fullmatch(line) and not goes_on else ("", text)
 
 
 def _split_front_matter(text: str) -> tuple[str, str]:
