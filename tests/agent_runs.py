@@ -8,7 +8,8 @@ from trace_pl.rollout.template import ChatTemplate
 from trace_pl.search.formats import HermesFormat
 from trace_pl.types import Question, ToolResult
 
-TEMPLATE = ChatTemplate(make_tokenizer(), [SCHEMA])
+ENDOFTEXT = 0  # ends a text by the model's own settings, beside the template's <|im_end|>
+TEMPLATE = ChatTemplate(make_tokenizer(), [SCHEMA], end_ids=[ENDOFTEXT])
 ANSWER = "<answer>Mira Holt</answer>"
 LIMITS = AgentLimits(max_turns=5, max_response_tokens=200, max_trajectory_tokens=2000)
 

@@ -22,7 +22,8 @@ class ScriptedEngine(RolloutEngine):
     """Replays texts: ``script["q1/0"]`` are the responses of rollout 0 of question q1, in order.
 
     ``"*"`` holds those of all other rollouts. Every step finishes all waiting requests but those
-    that ``is_held`` names, newest first, so that nothing can depend on the order.
+    that ``is_held`` names, newest first, so that nothing can depend on the order. A text ends with
+    the template's end of turn, unless it is written with another stop token at its end.
     """
 
     def __init__(
@@ -57,7 +58,9 @@ class ScriptedEngine(RolloutEngine):
     def _complete(self, request: GenerationRequest) -> Completion:
         name, number = rollout_name(request), int(request.stream.split("/")[-1]) - 1
         text = self.script.get(name, self.script.get("*", ()))[number]
-        ids = [*self.template.encode_markup(text), request.stop_token_id]
+        ids = self.template.encode_markup(text)
+        if not ids or ids[-1] not in request.stop_token_ids:
+            ids.append(self.template.end_of_turn)
         is_cut = len(ids) > request.max_tokens
         ids = ids[: request.max_tokens]
         logprobs = tuple(-0.01 * (i + 1) for i in range(len(ids)))

@@ -15,7 +15,7 @@ from trace_pl.batch import BatchPlan, OneBatch, RolloutBuffer
 from trace_pl.data.stream import QuestionStream
 from trace_pl.data.task import Split, Task
 from trace_pl.errors import ConfigError
-from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
+from trace_pl.policy import BUILT_IN_BASE, load_end_ids, load_tokenizer, resolve_model
 from trace_pl.rollout.agent import (
     AgentLimits,
     AgentLoop,
@@ -184,7 +184,8 @@ class RolloutDataModule(lightning.LightningDataModule):
     def _make_template(self) -> ChatTemplate:
         schemas = self._toolbox().schemas()
         tokenizer = load_tokenizer(self.model_name)
-        return ChatTemplate(tokenizer, schemas, self.call_format.describe(schemas))
+        described = self.call_format.describe(schemas)
+        return ChatTemplate(tokenizer, schemas, described, load_end_ids(self.model_name))
 
     def setup(self, stage: str) -> None:
         """Open the data and check it against the Trainer."""

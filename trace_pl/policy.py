@@ -11,6 +11,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -61,6 +62,27 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             f"Expected a tokenizer beside model '{name}', got: {one_line(error)}"
         ) from error
     return tokenizer
+
+
+def load_end_ids(name: str) -> frozenset[int]:
+    """Return the tokens that end a text by a model's generation settings, or else by its config.
+
+    Raises:
+        ConfigError: if neither can be read.
+    """
+    path = resolve_model(name)
+    try:
+        try:
+            found = GenerationConfig.from_pretrained(path).eos_token_id
+        except OSError:  # a model without generation settings
+            found = AutoConfig.from_pretrained(path).get_text_config().eos_token_id
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"Expected generation settings or a config of model '{name}', got: {one_line(error)}"
+        ) from error
+    if found is None:
+        return frozenset()
+    return frozenset([found] if isinstance(found, int) else found)
 
 
 def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:

@@ -1,5 +1,6 @@
 import pytest
-from agent_runs import ANSWER, TEMPLATE, page, prompt_length, run, run_one, text_of
+import torch
+from agent_runs import ANSWER, ENDOFTEXT, TEMPLATE, page, prompt_length, run, run_one, text_of
 from scripted import search
 
 from trace_pl.rollout.agent import AgentLimits
@@ -40,6 +41,52 @@ def test_exactly_the_sampled_tokens_carry_loss_and_log_probs():
     assert (rollout.logprobs[~rollout.loss_mask] == 0).all()
     ends = rollout.token_ids[rollout.loss_mask] == TEMPLATE.end_of_turn
     assert int(ends.sum()) == 2  # one for each response
+
+
+# --- responses that end with another stop token than the template's --------------------------
+
+
+def test_every_request_stops_at_the_end_of_turn_and_at_what_ends_the_models_texts():
+    engine, _ = run({"*": [search("Arden"), ANSWER]})
+    assert {request.stop_token_ids for request in engine.requests} == {
+        (ENDOFTEXT, TEMPLATE.end_of_turn)
+    }
+
+
+def test_another_sampled_end_stays_and_the_dialogue_goes_on_with_one_end_of_turn():
+    rollout = run_one([search("Arden") + "<|endoftext|>", ANSWER + "<|endoftext|>"])
+    plain = run_one([search("Arden"), ANSWER])
+
+    assert (rollout.stop_reason, rollout.answer) == (StopReason.ANSWERED, "Mira Holt")
+    assert rollout.turns[0].call == plain.turns[0].call
+    (turn,) = rollout.turns
+    assert text_of(rollout, turn.action_start, turn.action_stop) == (
+        search("Arden") + "<|endoftext|>"
+    )
+    assert text_of(rollout, turn.action_stop, turn.observation_stop) == (
+        "<|im_end|>\n<|im_start|>user\n<tool_response>\npage 0 on Arden\n</tool_response>"
+        "<|im_end|>\n"
+    )
+    # The sampled end carries loss and its log-prob, the appended one neither.
+    assert int(rollout.token_ids[turn.action_stop - 1]) == ENDOFTEXT
+    assert rollout.loss_mask[turn.action_stop - 1 : turn.action_stop + 1].tolist() == [True, False]
+    number = turn.action_stop - turn.action_start
+    assert float(rollout.logprobs[turn.action_stop - 1]) == pytest.approx(-0.01 * number)
+    assert float(rollout.logprobs[turn.action_stop]) == 0.0
+    # Nothing follows the end of the answer, and without the other ends all tokens are the same.
+    assert int(rollout.token_ids[-1]) == ENDOFTEXT
+    kept = rollout.token_ids[rollout.token_ids != ENDOFTEXT]
+    assert torch.equal(kept, plain.token_ids[:-1])
+
+
+def test_the_appended_end_of_turn_counts_for_the_trajectory_limit():
+    full = run_one([search("a") + "<|endoftext|>", ANSWER])
+    limit = full.turns[0].observation_stop
+    script = [search("a") + "<|endoftext|>", ANSWER]
+    assert run_one(script, limits=AgentLimits(5, 200, limit)).num_turns == 1
+    short = run_one(script, limits=AgentLimits(5, 200, limit - 1))
+    assert (short.stop_reason, short.num_turns) == (StopReason.MAX_TOKENS, 0)
+    assert int(short.token_ids[-1]) == ENDOFTEXT
 
 
 def test_each_request_continues_the_record_without_change():

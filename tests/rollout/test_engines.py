@@ -4,6 +4,7 @@ import ctypes
 import os
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -61,10 +62,10 @@ def policy(tiny_model_dir, engine):
     engine.push_weights(original.items(), version=0)
 
 
-def generate(engine, streams, max_tokens=20, prompt=PROMPT):
+def generate(engine, streams, max_tokens=20, prompt=PROMPT, stops=(END,)):
     """Sample one completion per stream, together."""
     for stream in streams:
-        engine.submit(GenerationRequest(f"id-{stream}", prompt, max_tokens, END, stream))
+        engine.submit(GenerationRequest(f"id-{stream}", prompt, max_tokens, stops, stream))
     found = {}
     while engine.has_unfinished():
         for completion in engine.step():
@@ -112,6 +113,24 @@ def test_a_response_ends_with_the_sampled_end_token_or_at_its_limit(engine):
     assert all(c.token_ids[-1] == END and END not in c.token_ids[:-1] for c in stopped)
     assert all(len(c.token_ids) == 50 and END not in c.token_ids for c in cut)
     assert all(len(c.logprobs) == len(c.token_ids) for c in found)
+
+
+def test_any_of_several_stop_tokens_ends_a_response_and_is_kept_with_its_log_prob(engine, policy):
+    streams = [f"s{i}" for i in range(64)]
+    longer = generate(engine, streams, max_tokens=50)
+    often = Counter(t for c in longer.values() for t in set(c.token_ids[1:-1]))
+    other = often.most_common(1)[0][0]
+    found = generate(engine, streams, max_tokens=50, stops=(END, other))
+    assert sum(c.token_ids[-1] == other for c in found.values()) >= often[other]
+    for stream, completion in found.items():
+        whole = longer[stream].token_ids
+        ends = [at for at, token in enumerate(whole, start=1) if token in (END, other)]
+        assert completion.token_ids == whole[: min(ends, default=50)]
+        assert completion.finish_reason == ("stop" if ends else "length")
+    stopped = next(c for c in found.values() if c.token_ids[-1] == other)
+    torch.testing.assert_close(
+        torch.tensor(stopped.logprobs), trainer_logprobs(policy, stopped), rtol=0, atol=1e-4
+    )
 
 
 def test_a_stream_gives_the_same_tokens_whatever_runs_beside_it(engine):
@@ -179,7 +198,7 @@ def test_a_cancelled_request_never_comes_back_and_the_others_tokens_stay_the_sam
     streams = ["a", "b", "c", "d"]
     expected = generate(engine, streams)
     for stream in streams:
-        engine.submit(GenerationRequest(stream, PROMPT, 20, END, stream))
+        engine.submit(GenerationRequest(stream, PROMPT, 20, (END,), stream))
     found = {}
     if isinstance(engine, VLLMEngine):  # the other one samples whole responses
         for _ in range(3):
@@ -194,7 +213,7 @@ def test_a_cancelled_request_never_comes_back_and_the_others_tokens_stay_the_sam
 
 def test_an_engine_is_idle_after_everything_is_cancelled(engine, policy):
     for stream in ("a", "b"):
-        engine.submit(GenerationRequest(stream, PROMPT, 20, END, stream))
+        engine.submit(GenerationRequest(stream, PROMPT, 20, (END,), stream))
     if isinstance(engine, VLLMEngine):
         engine.step()
     engine.cancel([])
@@ -206,7 +225,7 @@ def test_an_engine_is_idle_after_everything_is_cancelled(engine, policy):
     engine.push_weights(policy.named_parameters(), version=1)  # asks for an empty cache
     assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
     # A name can be used again, whatever became of it before.
-    engine.submit(GenerationRequest("a", PROMPT, 20, END, "c"))
+    engine.submit(GenerationRequest("a", PROMPT, 20, (END,), "c"))
     assert set(finish(engine)) == {"a"}
 
 
@@ -241,8 +260,8 @@ def test_pushed_weights_are_a_copy(engine, policy):
 
 
 def test_a_push_while_requests_are_unfinished_is_refused(engine, policy):
-    engine.submit(GenerationRequest("id", PROMPT, 5, END, "a"))
-    engine.submit(GenerationRequest("id-2", PROMPT, 5, END, "b"))
+    engine.submit(GenerationRequest("id", PROMPT, 5, (END,), "a"))
+    engine.submit(GenerationRequest("id-2", PROMPT, 5, (END,), "b"))
     if isinstance(engine, VLLMEngine):  # the other one samples whole responses
         engine.step()
     with pytest.raises(RolloutError, match="unfinished requests"):
@@ -355,7 +374,7 @@ def test_auto_takes_vllm_if_it_is_installed(tiny_model_dir, monkeypatch, caplog,
         assert ("Install 'trace_pl[vllm]'" in caplog.text) is not installed
         found = generate(engine, ["a", "b"])
         assert {len(c.token_ids) for c in found.values()} <= set(range(1, 21))
-        engine.submit(GenerationRequest("a", PROMPT, 20, END, "a"))
+        engine.submit(GenerationRequest("a", PROMPT, 20, (END,), "a"))
         engine.cancel(["a"])
         assert not engine.has_unfinished()
         assert engine.version == -1

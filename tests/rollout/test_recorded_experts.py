@@ -30,9 +30,9 @@ def completions(folder):
     engine = HFEngine(folder, 256, seed=3, record_experts=True)
     found, prompt = [], PROMPT
     for turn in range(2):
-        engine.submit(GenerationRequest(f"turn-{turn}", prompt, 20, 96, f"0/{turn}"))
+        engine.submit(GenerationRequest(f"turn-{turn}", prompt, 20, (96,), f"0/{turn}"))
         # Another row, longer and with fewer tokens to sample, so that both are cut.
-        engine.submit(GenerationRequest("beside", [*prompt, 7, 8, 9], 5, 96, f"1/{turn}"))
+        engine.submit(GenerationRequest("beside", [*prompt, 7, 8, 9], 5, (96,), f"1/{turn}"))
         while engine.has_unfinished():
             found += [done for done in engine.step() if done.request_id != "beside"]
         prompt = [*prompt, *found[-1].token_ids, 5, 6]

@@ -48,7 +48,7 @@ def named(model):
 
 def submit(engine, count=4, max_tokens=400, prompt=PROMPT[:8]):
     for number in range(count):
-        engine.submit(GenerationRequest(f"id-{number}", prompt, max_tokens, END, f"s{number}/1"))
+        engine.submit(GenerationRequest(f"id-{number}", prompt, max_tokens, (END,), f"s{number}/1"))
 
 
 def drain(engine):

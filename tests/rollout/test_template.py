@@ -1,4 +1,7 @@
 import copy
+import json
+import shutil
+from pathlib import Path
 
 import pytest
 from conftest import make_tokenizer
@@ -6,8 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import SCHEMA
 
+from trace_pl.data.closed_web.task import ClosedWebTask
+from trace_pl.datamodule import RolloutDataModule
 from trace_pl.errors import ConfigError, CreditError
-from trace_pl.policy import BUILT_IN_BASE, load_tokenizer
+from trace_pl.policy import BUILT_IN_BASE, load_end_ids, load_tokenizer, resolve_model
+from trace_pl.rollout.hf_engine import HFEngine
 from trace_pl.rollout.template import ChatTemplate
 
 TOKENIZER = make_tokenizer()
@@ -31,6 +37,57 @@ def test_pieces_are_those_of_the_template():
     assert decode(TEMPLATE.observation_ids("a page")) == "\na page\n"
     assert decode(TEMPLATE.observation_close) == "</tool_response><|im_end|>\n"
     assert not TEMPLATE.thinking_open
+
+
+def test_a_response_ends_at_the_end_of_turn_the_tokenizers_end_and_the_models_own(caplog):
+    assert TEMPLATE.stop_ids == (2,)
+    assert ChatTemplate(TOKENIZER, [SCHEMA], end_ids=[2, 0]).stop_ids == (0, 2)
+    other = copy.deepcopy(TOKENIZER)
+    other.eos_token = "<|endoftext|>"
+    assert ChatTemplate(other, [SCHEMA]).stop_ids == (0, 2)
+    assert not caplog.records
+
+
+def test_a_word_ends_no_response_whatever_the_models_settings_say(caplog):
+    template = ChatTemplate(TOKENIZER, [SCHEMA], end_ids=[0, 40, 99_999])
+    assert template.stop_ids == (0, 2)
+    assert "ids [40, 99999], which are no special tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"generation_config.json": {"eos_token_id": [2, 0]}}, {0, 2}),
+        ({"generation_config.json": {"eos_token_id": 2}, "config.json": {"eos_token_id": 0}}, {2}),
+        ({"generation_config.json": {}}, set()),
+        ({"config.json": {"eos_token_id": [5, 6]}}, {5, 6}),
+        ({"config.json": {}}, set()),
+    ],
+)
+def test_what_ends_a_models_texts_is_read_from_its_files(tmp_path, files, expected):
+    for name, content in {"config.json": {}, **files}.items():
+        content |= {"model_type": "qwen3"} if name == "config.json" else {}
+        (tmp_path / name).write_text(json.dumps(content))
+    assert load_end_ids(str(tmp_path)) == expected
+
+
+def test_a_run_stops_at_what_the_policys_own_settings_name(tmp_path):
+    base = Path(resolve_model(BUILT_IN_BASE))
+    for file in base.glob("*.j*"):
+        shutil.copy(file, tmp_path)
+    settings_file = tmp_path / "generation_config.json"
+    content = json.loads(settings_file.read_text())
+    settings_file.write_text(json.dumps(content | {"eos_token_id": [2, 0]}))
+    for name, expected in ((BUILT_IN_BASE, (2,)), (str(tmp_path), (0, 2))):
+        data = RolloutDataModule(ClosedWebTask((2,)), HFEngine, model_name=name)
+        data.open(starts_engine=False)
+        assert data.template.stop_ids == expected
+
+
+def test_generation_settings_that_can_not_be_read_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="generation settings or a config of model"):
+        load_end_ids(str(tmp_path))
 
 
 def test_prompt_equals_the_templates_own_render():

@@ -41,9 +41,10 @@ class GenerationRequest:
     """Unique among unfinished requests."""
     prompt_ids: Sequence[int]
     max_tokens: int
-    """At least 1; the sampled end-of-turn token counts."""
-    stop_token_id: int
-    """Sampling ends after this token, which is kept."""
+    """At least 1; the sampled stop token counts."""
+    stop_token_ids: tuple[int, ...]
+    """Sampling ends after any of these, which is kept; those of one template, see
+    ``ChatTemplate.stop_ids``."""
     stream: str
     """Names the random numbers of this request: the same stream, weights and engine seed give the
     same tokens again, whatever else runs beside it (up to rounding)."""
@@ -55,7 +56,7 @@ class Completion:
 
     request_id: str
     token_ids: tuple[int, ...]
-    """At least one id; ends with the stop token exactly if ``finish_reason`` is "stop"."""
+    """At least one id; ends with a stop token exactly if ``finish_reason`` is "stop"."""
     logprobs: tuple[float, ...]
     """One log-prob per id, in nats."""
     finish_reason: FinishReason

@@ -16,6 +16,7 @@ from trace_pl.experts import ChoiceRecorder
 from trace_pl.policy import load_model, sampled_logprobs
 from trace_pl.rollout.engine import (
     Completion,
+    FinishReason,
     GenerationRequest,
     RolloutEngine,
     SamplingSettings,
@@ -90,8 +91,8 @@ class HFEngine(RolloutEngine):
         if not batch:
             return []
         del self._waiting[: len(batch)]
-        stops = {request.stop_token_id for request in batch}
-        assert len(stops) == 1, "one template, one end of turn"
+        stops = {request.stop_token_ids for request in batch}
+        assert len(stops) == 1, "one template, one set of stop tokens"
         longest = max(len(request.prompt_ids) for request in batch)
         ids = torch.zeros(len(batch), longest, dtype=torch.int64)
         is_token = torch.zeros_like(ids)
@@ -107,7 +108,7 @@ class HFEngine(RolloutEngine):
                 generation_config=GenerationConfig(
                     do_sample=False,  # the sampler leaves one token possible
                     max_new_tokens=max(request.max_tokens for request in batch),
-                    eos_token_id=stops.pop(),
+                    eos_token_id=list(stops.pop()),
                     pad_token_id=0,
                 ),
                 logits_processor=[sampler],
@@ -203,12 +204,11 @@ class _StreamSampler(LogitsProcessor):
 
 def _cut(request: GenerationRequest, tokens: list[int], logprobs: list[float]) -> Completion:
     """Return the part of a batch row that belongs to the request."""
-    length = request.max_tokens
-    if request.stop_token_id in tokens[:length]:
-        length = tokens.index(request.stop_token_id) + 1
-    kept = tuple(tokens[:length])
-    reason: Literal["stop", "length"] = "stop" if kept[-1] == request.stop_token_id else "length"
-    return Completion(request.request_id, kept, tuple(logprobs[:length]), reason)
+    tokens = tokens[: request.max_tokens]
+    stops = [at for at, token in enumerate(tokens) if token in request.stop_token_ids]
+    length = stops[0] + 1 if stops else len(tokens)
+    reason: FinishReason = "stop" if stops else "length"
+    return Completion(request.request_id, tuple(tokens[:length]), tuple(logprobs[:length]), reason)
 
 
 def _of_tokens(

@@ -141,7 +141,7 @@ class RolloutPhase:
                 request_id,
                 tuple(trajectory.record.token_ids),
                 max_tokens,
-                self.rules.template.end_of_turn,
+                self.rules.template.stop_ids,
                 stream=f"{trajectory.stream}/{trajectory.num_requests}",
             )
         )

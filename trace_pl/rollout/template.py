@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from jinja2 import TemplateError
@@ -34,6 +34,7 @@ class ChatTemplate:
         tokenizer: a tokenizer that has a chat template.
         tools: JSON schemas of the tools, as the template describes them to the model.
         tool_prompt: describes the tools in the system prompt, if the template does not.
+        end_ids: tokens that end a text by the model's own settings, see ``policy.load_end_ids``.
 
     Raises:
         ConfigError: if there is no chat template, if nothing describes the tools, if the template
@@ -43,7 +44,10 @@ class ChatTemplate:
     generation_header: list[int]
     """Opens the assistant's turn, e.g. ``<|im_start|>assistant\\n``."""
     end_of_turn: int
-    """The token that the policy samples to end its turn."""
+    """The token that ends the assistant's turn in a rendered dialogue."""
+    stop_ids: tuple[int, ...]
+    """Every token that ends a response when the policy samples it: ``end_of_turn``, the tokenizer's
+    end of a sequence, and the model's own. The only place that says what a sampler stops at."""
     observation_open: list[int]
     """Between the end-of-turn token and the observation: up to the last markup before it."""
     observation_close: list[int]
@@ -56,6 +60,7 @@ class ChatTemplate:
         tokenizer: PreTrainedTokenizerBase,
         tools: Sequence[dict[str, Any]] = (),
         tool_prompt: str = "",
+        end_ids: Collection[int] = (),
     ) -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -72,6 +77,7 @@ class ChatTemplate:
         self._tool_prompt = ""
         self._describe_tools(tool_prompt)
         self._find_pieces()
+        self.stop_ids = self._stop_ids(end_ids)
         check_template(self)
 
     @property
@@ -187,6 +193,19 @@ class ChatTemplate:
             self._closed_thinking = "\n</think>\n\n"
         elif self.knows_thinking and "<think>" not in header:
             self._closed_thinking = "<think>\n\n</think>\n\n"
+
+    def _stop_ids(self, end_ids: Collection[int]) -> tuple[int, ...]:
+        """Return what ends a response; words do not, whatever a model's settings say."""
+        ids = {*end_ids, self._tokenizer.eos_token_id} - {None, self.end_of_turn}
+        words = sorted(ids - self._encoder.markup_ids)
+        if words:
+            logger.warning(
+                "The settings of '%s' end a text at the ids %s, which are no special tokens of its "
+                "tokenizer: they end no response. Correct eos_token_id in its files.",
+                self.name,
+                words,
+            )
+        return tuple(sorted({self.end_of_turn, *ids} - set(words)))
 
     def rendered(self, messages: list[dict[str, str]], generate: bool = False) -> str:
         """Return the text that the template itself makes of a dialogue.

@@ -149,10 +149,15 @@ class AgentRules:
         """
         record, template = trajectory.record, self.template
         ids = template.observation_ids(result.text)
-        added = len(template.observation_open) + len(ids) + len(template.observation_close)
+        before = template.observation_open
+        if record.token_ids[-1] != template.end_of_turn:
+            # Another stop token was sampled. It stays as it is, and the dialogue goes on as the
+            # template writes it: with exactly one end of turn, which carries no loss here.
+            before = [template.end_of_turn, *before]
+        added = len(before) + len(ids) + len(template.observation_close)
         if len(record) + added > self.limits.max_trajectory_tokens:
             return StopReason.MAX_TOKENS
-        record.append(template.observation_open, TokenKind.TEMPLATE)
+        record.append(before, TokenKind.TEMPLATE)
         record.append(ids, TokenKind.OBSERVATION)
         record.append(template.observation_close, TokenKind.TEMPLATE)
         record.close_turn(call, result)

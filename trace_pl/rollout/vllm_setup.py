@@ -100,8 +100,9 @@ def sampling_parameters(settings: SamplingSettings, request: GenerationRequest) 
         "top_p": settings.top_p,
         "seed": stream_seed(settings.seed, request.stream),
         "logprobs": 0,
-        # Only the template's own end of turn ends a response; it is sampled and kept.
-        "stop_token_ids": [request.stop_token_id],
+        # What ends a response is sampled and kept. The request names all of it, whatever vLLM reads
+        # in the model's folder.
+        "stop_token_ids": list(request.stop_token_ids),
         "ignore_eos": True,
     }
 
