@@ -26,7 +26,7 @@ class FrozenReferenceProber(Prober):
 
     Deviation: the paper does not give the text between S_k and the answer. Here it is the
     assistant header, a closed thinking block and ``opening``; none of it enters the mean. A
-    boundary in the middle of a message gets the end of its thinking instead of the header.
+    boundary in the middle of thinking gets the end of it instead of the header.
     Deviation: the paper is silent on several accepted answers. By default the best one at each
     prefix counts.
 

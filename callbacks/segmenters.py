@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from itertools import accumulate
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Literal, get_args
 
 from trace_pl.credit.boundaries import tool_call_boundaries
@@ -14,6 +15,8 @@ from trace_pl.scoring.protocol import Template
 from trace_pl.types import Boundaries, Rollout, TokenKind
 
 ReasoningUnit = Literal["sentence", "paragraph"]
+
+_OPEN, _CLOSE = "<think>", "</think>"
 
 _UNIT_ENDS: dict[ReasoningUnit, re.Pattern[str]] = {
     "sentence": re.compile(r"(?:[.!?][\"')\]]*|[\u3002\uff01\uff1f])(?=\s)"),
@@ -30,10 +33,14 @@ class ToolCallSegmenter(Segmenter):
 
 
 class FixedTokenSegmenter(Segmenter):
-    """One turn is a fixed number of sampled tokens, wherever that falls.
+    """One turn is a number of sampled tokens, and as many more as it takes to a sensible place.
+
+    A turn ends only where the policy might as well answer: inside its thinking, or after an
+    observation. One that fills up within a call, an answer or other visible text goes on to the
+    observation that follows; a policy that does not think has no other ends.
 
     Args:
-        num_tokens: Sampled tokens of a turn, at least 1.
+        num_tokens: Sampled tokens of a turn at least, at least 1.
 
     Raises:
         ConfigError: if ``num_tokens`` is below 1.
@@ -44,15 +51,21 @@ class FixedTokenSegmenter(Segmenter):
         self.num_tokens = num_tokens
 
     def segment(self, rollout: Rollout, template: Template) -> Boundaries:
-        """Return a boundary after the prompt and after each full run of sampled tokens."""
-        ends = (rollout.loss_mask.nonzero()[:, 0] + 1).tolist()
-        return Boundaries(
-            rollout.id, (rollout.prompt_length, *ends[self.num_tokens - 1 :: self.num_tokens])
-        )
+        """Return a boundary after the prompt and at the first sensible place after each run."""
+        ends = [rollout.prompt_length]
+        sampled = rollout.loss_mask.cumsum(0).tolist()
+        done = 0
+        for message in _messages(rollout):
+            thinking = _thinking(rollout, template, message)
+            for end in [*thinking.ends, *message.observation_end]:
+                if sampled[end - 1] - done >= self.num_tokens:
+                    ends.append(end)
+                    done = sampled[end - 1]
+        return Boundaries(rollout.id, tuple(ends))
 
 
 class ReasoningSegmenter(Segmenter):
-    """One turn is a stretch of reasoning, cut at the ends of sentences or paragraphs.
+    """One turn is a stretch of thinking, cut at the ends of sentences or paragraphs.
 
     Meant for agents that think long and call few tools. Observations end a turn as well; what
     follows the end of thinking belongs to the call or answer that it leads to.
@@ -76,26 +89,75 @@ class ReasoningSegmenter(Segmenter):
         self.min_tokens = min_tokens
 
     def segment(self, rollout: Rollout, template: Template) -> Boundaries:
-        """Return the boundaries after prompt, stretches of reasoning and observations."""
-        fixed = tool_call_boundaries(rollout).prefix_ends
+        """Return the boundaries after prompt, stretches of thinking and observations."""
         ends = [rollout.prompt_length]
-        for start, stop in zip(fixed, (*fixed[1:], len(rollout.token_ids)), strict=True):
-            for end in self._unit_ends(rollout, template, start, stop):
-                if end - ends[-1] >= self.min_tokens and end < stop:
+        for message in _messages(rollout):
+            for end in self._unit_ends(_thinking(rollout, template, message)):
+                if end - ends[-1] >= self.min_tokens:
                     ends.append(end)
-            if stop in fixed:
-                ends.append(stop)
+            ends += message.observation_end
         return Boundaries(rollout.id, tuple(ends))
 
-    def _unit_ends(self, rollout: Rollout, template: Template, start: int, stop: int) -> list[int]:
-        """Return the token counts at which a unit of thinking between two indices has ended."""
-        sampled = [i for i in range(start, stop) if rollout.kinds[i] == TokenKind.ACTION]
-        texts = [template.decode([int(rollout.token_ids[i])]) for i in sampled]
-        thinking = "".join(texts).split("</think>")[0]
-        # Characters written once each token is; a unit ends with the token that completes it.
-        written = list(accumulate(map(len, texts)))
-        found = _UNIT_ENDS[self.unit].finditer(thinking)
-        return [sampled[bisect_left(written, match.end())] + 1 for match in found]
+    def _unit_ends(self, thinking: _Thinking) -> list[int]:
+        """Return the token counts at which a unit of thinking has ended."""
+        found = _UNIT_ENDS[self.unit].finditer(thinking.text)
+        # A unit ends with the token that completes it.
+        places = [bisect_left(thinking.written, match.end()) for match in found]
+        return [thinking.ends[at] for at in places if at < len(thinking.ends)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """What the policy wrote between two observations, its header included, as token indices."""
+
+    start: int
+    stop: int
+    observation_end: tuple[int, ...]
+    """End of the observation that follows; empty after the last message."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Thinking:
+    """The first thinking block of a message, and the places in it where a probe makes sense."""
+
+    text: str
+    written: list[int]
+    """Characters of ``text`` that are there at each place, rising."""
+    ends: list[int]
+    """Token counts of the places: after a sampled token that is not the message's last."""
+
+
+def _messages(rollout: Rollout) -> list[_Message]:
+    fixed = tool_call_boundaries(rollout).prefix_ends
+    turns = [_Message(start, stop, (stop,)) for start, stop in pairwise(fixed)]
+    return [*turns, _Message(fixed[-1], len(rollout.token_ids), ())]
+
+
+def _thinking(rollout: Rollout, template: Template, message: _Message) -> _Thinking:
+    """Return the places in a message's thinking block, wherever it was opened.
+
+    Beyond it a probe would stand in the middle of a call or an answer, and close thinking that is
+    not open.
+    """
+    kinds = rollout.kinds[message.start : message.stop].tolist()
+    sampled = [message.start + i for i, kind in enumerate(kinds) if kind == TokenKind.ACTION]
+    if not sampled:
+        return _Thinking("", [], [])
+    header = template.decode(rollout.token_ids[message.start : sampled[0]].tolist())
+    texts = [template.decode([int(rollout.token_ids[i])]) for i in sampled]
+    before, opened, rest = (header + "".join(texts)).partition(_OPEN)
+    if not opened or before[len(header) :].strip():  # a tag within other text opens nothing
+        return _Thinking("", [], [])
+    thinking = rest.partition(_CLOSE)[0]
+    begin = len(before) + len(_OPEN) - len(header)
+    written = [length - begin for length in accumulate(map(len, texts))]
+    # The last token may be the end of the message, and nothing of it follows.
+    places = [
+        (length, i + 1)
+        for length, i in zip(written[:-1], sampled, strict=False)
+        if 0 < length <= len(thinking)
+    ]
+    return _Thinking(thinking, [length for length, _ in places], [end for _, end in places])
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -24,7 +24,7 @@ class LookupScorer:
 
 
 class LetterTemplate:
-    """One token for each letter; in the middle of a message the opening follows a bar."""
+    """One token for each letter; in the middle of thinking the opening follows a bar."""
 
     def render(self, opening: str, answer: str, inside: bool = False) -> Branch:
         return Branch(tuple(map(ord, "|" * inside + opening)), tuple(map(ord, answer)))

@@ -180,6 +180,9 @@ def test_a_template_that_knows_no_thinking_gets_none():
     template = ChatTemplate(changed("</think>", "</x>"), [SCHEMA])
     opening_ids = template.render("", "Mira").opening_ids
     assert template.decode(opening_ids) == "<|im_start|>assistant\n"
+    # The policy may think all the same; where it does, its thinking is closed.
+    opening_ids = template.render("", "Mira", inside=True).opening_ids
+    assert template.decode(opening_ids) == "\n</think>\n\n"
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,8 @@ class ChatTemplate:
 
         Deviation: the paper does not say what stands between a prefix and the gold answer. Here it
         is the generation header, an empty thinking block if the template knows thinking, and
-        ``opening``; in the middle of a message only the end of thinking and ``opening``. None of it
-        is scored.
+        ``opening``; in the middle of thinking only the end of it and ``opening``. None of it is
+        scored.
 
         Args:
             opening: text between the start of the assistant's message and the answer.
@@ -142,7 +142,7 @@ class ChatTemplate:
         """
         opening_ids, answer_ids = self._encoder.split(opening, answer)
         if inside:
-            head = self.encode_markup("\n</think>\n\n" if self._closed_thinking else "\n\n")
+            head = self.encode_markup("\n</think>\n\n")
         else:
             head = [*self.generation_header, *self.encode_markup(self._closed_thinking)]
         return Branch((*head, *opening_ids), tuple(answer_ids))
