@@ -21,10 +21,12 @@ from torch.utils.data import DataLoader
 
 from trace_pl.adapters import LoRA
 from trace_pl.batch import BatchPlan, RolloutBuffer
+from trace_pl.credit.assigner import experience_metrics
+from trace_pl.credit.pipeline import CreditReport
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.module import TraceModule
 from trace_pl.scoring import Branch, BranchedScorer, ProbeRequest
-from trace_pl.types import TokenAdvantages
+from trace_pl.types import ProbeValues, TokenAdvantages
 
 # Three groups: of four ranks the last has nothing, of two the first has more.
 GROUPS = [group([0, 1, 0, 1, 1], 0), group([1, 0], 1), group([0, 1, 1], 2)]
@@ -47,11 +49,24 @@ class SharedExperience(lightning.LightningDataModule):
         self.trainer.accumulate_grad_batches = self.buffer.micro_batches
         return DataLoader(self.buffer, batch_size=None)
 
+    def experience(self):
+        """Return the groups of this rank and what a credit pipeline could say of them."""
+        rollouts = self.buffer.rollouts
+        values = [
+            ProbeValues(r.id, *torch.rand(2, r.num_turns + 1, generator=seeded(r)))
+            for r in rollouts
+        ]
+        credit = [advantages(rollout) for rollout in rollouts]
+        return self.buffer.groups, CreditReport([], values, [], credit)
+
 
 def advantages(rollout):
-    generator = torch.Generator().manual_seed(rollout.index)
-    values = torch.randn(len(rollout.token_ids), generator=generator) * rollout.loss_mask
+    values = torch.randn(len(rollout.token_ids), generator=seeded(rollout)) * rollout.loss_mask
     return TokenAdvantages(rollout.id, values, 0.0, torch.zeros(rollout.num_turns))
+
+
+def seeded(rollout):
+    return torch.Generator().manual_seed(rollout.index)
 
 
 class Watch(Callback):
@@ -63,6 +78,20 @@ class Watch(Callback):
         self.norms = []
         self.scores = []
         self.pushed = {}
+        self.metrics = {}
+        self.exchanges = 0
+
+    def on_train_start(self, trainer, pl_module):
+        gather = trainer.strategy.all_gather
+
+        def counted(states):
+            self.exchanges += 1
+            return gather(states)
+
+        trainer.strategy.all_gather = counted
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        experience_metrics(*trainer.datamodule.experience()).log(pl_module)
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.losses.append(float(trainer.callback_metrics["loss/surprisal"]))
@@ -78,6 +107,8 @@ class Watch(Callback):
         with pl_module.reading_reference() as reference:
             scores = BranchedScorer(reference, token_budget=40).score(requests)
         self.scores = [score.tolist() for score in scores]
+        found = trainer.callback_metrics
+        self.metrics = {tag: float(v) for tag, v in found.items() if not tag.startswith("time/")}
         self.pushed = {name: float(t.abs().sum()) for name, t in pl_module.policy_tensors()}
 
 
@@ -121,6 +152,8 @@ def run(
             "norms": watch.norms,
             "scores": watch.scores,
             "pushed": watch.pushed,
+            "metrics": watch.metrics,
+            "exchanges": watch.exchanges,
             "steps": trainer.global_step,
         }
     return None

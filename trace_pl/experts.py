@@ -9,10 +9,12 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from torchmetrics import Metric
 from transformers import PreTrainedModel
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from trace_pl.batch import Minibatch
+from trace_pl.epoch_metrics import ALONE
 from trace_pl.errors import ConfigError
 from trace_pl.policy import read_mask
 
@@ -59,20 +61,52 @@ class Experts:
         return batch.experts_BTNK[read_mask(batch.mask_BT)]
 
 
+class ExpertLoad(Metric):
+    """How evenly the routers use their experts, as means over layers.
+
+    ``max_load`` is the busiest expert's tokens over the mean, ``unused`` the share of experts
+    without any.
+
+    Args:
+        num_layers: Layers that have a router (N).
+        num_experts: Experts of each (E).
+    """
+
+    full_state_update = False
+    counts_NE: Tensor
+
+    def __init__(self, num_layers: int, num_experts: int) -> None:
+        super().__init__(**ALONE)
+        zeros = torch.zeros(num_layers, num_experts, dtype=torch.float64)
+        self.add_state("counts_NE", zeros, dist_reduce_fx="sum")
+
+    def update(self, layer: int, experts: Tensor) -> None:
+        """Count the experts of some tokens in one layer."""
+        found = torch.bincount(experts.reshape(-1), minlength=self.counts_NE.shape[1])
+        self.counts_NE[layer] += found.cpu()
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return both figures; NaN before any token."""
+        load = self.counts_NE / self.counts_NE.mean(dim=1, keepdim=True)
+        is_unused = (load == 0.0).double().where(load.isfinite(), torch.nan)
+        return {"max_load": load.amax(dim=1).mean(), "unused": is_unused.mean()}
+
+
 class RouterWatch:
     """Looks at the routers of a model in each training forward.
 
     Args:
-        model: A mixture of the Qwen3-MoE kind; a model without routers is left alone.
+        model: A mixture of the Qwen3-MoE kind.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.routers = routers(model)
+        first: Any = self.routers[0]
+        self.load = ExpertLoad(len(self.routers), first.num_experts)
         for number, router in enumerate(self.routers):
             router.register_forward_hook(partial(self._after, number))
         self._choices: Tensor | None = None
         self._logits: list[Tensor] | None = None
-        self._counts_NE: Tensor | None = None
 
     def begin(self, choices_LNK: Tensor | None = None) -> None:
         """Watch the next forward.
@@ -95,21 +129,6 @@ class RouterWatch:
         assert isinstance(loss, Tensor)
         return loss
 
-    def compute(self) -> dict[str, float]:
-        """Return how evenly experts were used since the last call, as means over layers.
-
-        ``max_load`` is the busiest expert's tokens over the mean, ``unused`` the share of experts
-        without any.
-        """
-        counts, self._counts_NE = self._counts_NE, None
-        if counts is None:
-            return {}
-        load = counts / counts.mean(dim=1, keepdim=True)
-        return {
-            "max_load": float(load.amax(dim=1).mean()),
-            "unused": float((counts == 0).float().mean()),
-        }
-
     def _after(
         self, number: int, router: nn.Module, inputs: object, outputs: tuple[Tensor, Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -118,14 +137,8 @@ class RouterWatch:
             scores_LK, experts_LK = _follow(router, self._choices[:, number], *outputs)
         if self._logits is not None:
             self._logits.append(logits_LE)
-            self._count(number, experts_LK, logits_LE.shape[-1])
+            self.load.update(number, experts_LK)
         return None if self._choices is None else (logits_LE, scores_LK, experts_LK)
-
-    def _count(self, number: int, experts_LK: Tensor, num_experts: int) -> None:
-        if self._counts_NE is None:
-            self._counts_NE = torch.zeros(len(self.routers), num_experts)
-        found = torch.bincount(experts_LK.reshape(-1), minlength=num_experts)
-        self._counts_NE[number] += found.cpu()
 
 
 class ChoiceRecorder:

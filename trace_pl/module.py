@@ -28,10 +28,11 @@ from trace_pl.batch import Minibatch, RolloutBuffer
 from trace_pl.checkpoint import require_same
 from trace_pl.distributed.norm import total_norm
 from trace_pl.distributed.strategy import ShardedStrategy
+from trace_pl.epoch_metrics import EpochMetrics
 from trace_pl.experts import Experts, RouterWatch, routers
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
-from trace_pl.losses.mismatch import SamplerMismatch
-from trace_pl.metrics import log_means, rollout_metrics
+from trace_pl.losses.mismatch import add_mismatch
+from trace_pl.metrics import rollout_items
 from trace_pl.policy import (
     BUILT_IN_BASE,
     check_reference,
@@ -95,7 +96,7 @@ class TraceModule(lightning.LightningModule):
         self.activation_checkpointing = activation_checkpointing
         self.compile_layers = compile_layers
         self.experts = experts or Experts()
-        self._mismatch = SamplerMismatch()
+        self._metrics = EpochMetrics()
         self._guard = StepGuard(max_bad_steps)
         self._update_start = 0.0
         self._update_seconds = 0.0
@@ -116,6 +117,8 @@ class TraceModule(lightning.LightningModule):
             policy.get_decoder().compile(dynamic=True)
         self.policy = policy
         self._routers = RouterWatch(policy) if routers(policy) else None
+        if self._routers is not None:
+            self._metrics.add("experts", self._routers.load)
 
     def _load_policy(self) -> PreTrainedModel:
         strategy = self._strategy()
@@ -194,16 +197,23 @@ class TraceModule(lightning.LightningModule):
             buffer.old_logprobs = self.current_logprobs(buffer)
 
     def on_train_batch_end(self, outputs: object, batch: Minibatch, batch_idx: int) -> None:
-        """Note the time; a validation after the last batch is no part of the updates."""
+        """Log the updates after the last of them: a validation that follows is no part of them.
+
+        Callbacks, which come before the module, then find the values at the end of the epoch.
+        """
         self._update_seconds = time.perf_counter() - self._update_start
+        if self.trainer.is_last_batch:
+            self._log_updates()
 
     def on_train_epoch_end(self) -> None:
-        """Log how long the updates took, and how far the engine was from the trainer."""
-        found = {f"mismatch/{name}": value for name, value in self._mismatch.compute().items()}
-        if self._routers is not None:
-            load = self._routers.compute()
-            found |= {f"experts/{name}": value for name, value in load.items()}
-        log_means(self, {"time/update_s": self._update_seconds, **found})
+        """Log the updates of an epoch that was cut short."""
+        if self._update_seconds:
+            self._log_updates()
+
+    def _log_updates(self) -> None:
+        self._metrics.average({"time/update_s": torch.tensor(self._update_seconds)})
+        self._metrics.log(self)
+        self._update_seconds = 0.0
 
     @torch.no_grad()
     def current_logprobs(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
@@ -236,7 +246,7 @@ class TraceModule(lightning.LightningModule):
                 batch.is_on_policy,
             )
         )
-        self._mismatch.add(old, batch.sampler_logprobs_BT, batch.mask_BT)
+        add_mismatch(self._metrics, old, batch.sampler_logprobs_BT, batch.mask_BT)
         scale = float(self.trainer.accumulate_grad_batches)
         metrics = {
             **outputs.metrics,
@@ -251,15 +261,7 @@ class TraceModule(lightning.LightningModule):
             loss = loss + self.experts.balance_weight * balance
         # Each metric is this micro-batch's share of the step; the epoch mean times the number of
         # micro-batches is the mean over steps.
-        for name, value in metrics.items():
-            self.log(
-                f"loss/{name}",
-                value * scale,
-                on_step=False,
-                on_epoch=True,
-                batch_size=1,
-                sync_dist=True,
-            )
+        self._metrics.average({f"loss/{name}": value * scale for name, value in metrics.items()})
         self._guard.watch(loss, batch.rollout_ids)
         # Lightning divides by the micro-batches of a step; the loss is already normalised by all
         # tokens of the step, so undo that.
@@ -274,9 +276,7 @@ class TraceModule(lightning.LightningModule):
         """Skip a step whose gradient is not finite; stop when that happens again and again."""
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         self._gradient_norm = norm = total_norm(gradients)
-        self.log(
-            "loss/gradient_norm", norm, on_step=False, on_epoch=True, batch_size=1, sync_dist=True
-        )
+        self._metrics.average({"loss/gradient_norm": norm})
         self._guard.share(self.trainer.strategy)
         where = self._guard.check(norm, self.policy.parameters(), self.global_step)
         if where:
@@ -315,8 +315,9 @@ class TraceModule(lightning.LightningModule):
 
     def _evaluate(self, stage: str, groups: Sequence[RolloutGroup]) -> None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        metrics = {f"{stage}/{name}": v for name, v in rollout_metrics(rollouts).items()}
-        log_means(self, metrics, weight=max(1, len(rollouts)))
+        metrics = EpochMetrics()  # a loader gives all of this rank in one batch
+        metrics.average({f"{stage}/{name}": v for name, v in rollout_items(rollouts).items()})
+        metrics.log(self)
 
     # --- optimizer and checkpoint -----------------------------------------------------------
 

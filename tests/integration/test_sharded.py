@@ -116,6 +116,22 @@ def test_two_ranks_with_ragged_work_learn_and_score_what_one_does(alone, two, mo
     assert (torch.tensor(found["scores"]) - torch.tensor(mine)).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["dense-ddp", "moe-fsdp", "moe-experts"])
+def test_metrics_of_two_ragged_ranks_are_those_of_the_union(alone, two, name):
+    expected, found = alone[name.split("-")[0]]["metrics"], two[0][name]["metrics"]
+    assert found.keys() == expected.keys()
+    assert {"rollout/success", "credit/value_outcome_correlation"} <= found.keys()
+    assert {"mismatch/probability_correlation", "loss/surprisal"} <= found.keys()
+    # Routers also see the tokens of a micro-batch without loss, and balance is that of a forward.
+    loose = {"loss/expert_balance": 0.2, "experts/max_load": 0.02, "loss/gradient_norm": 1e-3}
+    for tag, value in expected.items():
+        assert found[tag] == pytest.approx(value, rel=loose.get(tag, 2e-4), abs=1e-4), tag
+
+
+def test_ranks_exchange_metrics_twice_an_epoch(two):
+    assert two[0]["moe-fsdp"]["exchanges"] == 2 * 5
+
+
 @pytest.mark.parametrize("model", ["dense", "moe"])
 def test_in_bfloat16_log_probs_and_master_weights_stay_float32(alone, two, model):
     one, found = alone[model], two[0][f"{model}-half"]

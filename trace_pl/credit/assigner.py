@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,14 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from trace_pl.credit.pipeline import CreditPipeline, CreditReport
-from trace_pl.metrics import group_metrics, log_means, rollout_metrics
+from trace_pl.epoch_metrics import EpochMetrics
+from trace_pl.metrics import group_items, rollout_items
 from trace_pl.module import TraceModule
 from trace_pl.scoring import BranchedScorer, CachedScorer, ScoreStore
-from trace_pl.types import RolloutGroup
+from trace_pl.types import Rollout, RolloutGroup
 
 
 class CreditObserver(Callback, ABC):
@@ -78,16 +79,16 @@ class CreditAssigner(Callback):
         with torch.no_grad(), self._scorer(pl_module) as scorer:
             report = self._pipeline.run(buffer.groups, scorer, data.template)
         buffer.assign(report.advantages)
-        metrics = {
-            **{f"rollout/{k}": v for k, v in rollout_metrics(buffer.rollouts).items()},
-            **{f"rollout/{k}": v for k, v in group_metrics(buffer.groups).items()},
-            **{f"credit/{k}": v for k, v in credit_metrics(buffer.groups, report).items()},
-            "credit/scores_reused": 1.0 - scorer.num_scored / max(1, scorer.num_asked),
-            "time/rollout_s": data.rollout_seconds,
-            "time/credit_s": time.perf_counter() - start,
-            "weights/parity_nats": data.parity,
-        }
-        log_means(pl_module, metrics)
+        metrics = experience_metrics(buffer.groups, report)
+        metrics.average(
+            {
+                "credit/scores_reused": reused(scorer),
+                "time/rollout_s": torch.tensor(data.rollout_seconds),
+                "time/credit_s": torch.tensor(time.perf_counter() - start),
+            }
+        )
+        metrics.largest("weights/parity_nats", data.parity)
+        metrics.log(pl_module)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CreditObserver):
                 callback.observe(buffer.groups, report, trainer)
@@ -107,40 +108,51 @@ class CreditAssigner(Callback):
             yield CachedScorer(scorer, self._known, module.reference_name)
 
 
-def credit_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> dict[str, float]:
-    """Return how large credit is, whence it comes, and whether it agrees with the outcome.
+def experience_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> EpochMetrics:
+    """Return ``rollout/*`` and ``credit/*`` of one epoch.
 
-    ``value_outcome_correlation`` is the correlation of a rollout's last value with its reward; it
-    is NaN where either is constant.
+    ``value_outcome_correlation`` is the correlation of a rollout's last value with its reward.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    sampled = torch.cat(
-        [a.advantages[r.loss_mask] for r, a in zip(rollouts, report.advantages, strict=True)]
+    metrics = EpochMetrics()
+    for items in (rollout_items(rollouts), group_items(groups)):
+        metrics.average({f"rollout/{name}": values for name, values in items.items()})
+    metrics.total("rollout/count", len(rollouts))
+    items = credit_items(rollouts, report)
+    metrics.average({f"credit/{name}": values for name, values in items.items()})
+    rewards = torch.tensor([r.reward for r in rollouts] if report.values else [])
+    metrics.correlate("credit/value_outcome_correlation", items["value_last"], rewards)
+    return metrics
+
+
+def credit_items(rollouts: Sequence[Rollout], report: CreditReport) -> dict[str, Tensor]:
+    """Return what is averaged of credit: how large it is and whence it comes.
+
+    Items are those of sampled tokens (``advantage_abs``, ``trained_tokens``), of turns
+    (``turn_reward_abs``) or of rollouts; none of values where the anchor needs no turn credit.
+    """
+    sampled = _laid_end_to_end(
+        a.advantages[r.loss_mask] for r, a in zip(rollouts, report.advantages, strict=True)
     )
-    found = {
-        "advantage_abs": float(sampled.abs().mean()) if len(sampled) else 0.0,
-        "trained_tokens": float((sampled != 0).float().mean()) if len(sampled) else 0.0,
-        "outcome_abs": _mean(torch.tensor([abs(a.outcome_advantage) for a in report.advantages])),
-        "turn_reward_abs": _mean(torch.cat([a.turn_rewards for a in report.advantages]).abs()),
+    return {
+        "advantage_abs": sampled.abs(),
+        "trained_tokens": sampled != 0,
+        "outcome_abs": torch.tensor([abs(a.outcome_advantage) for a in report.advantages]),
+        "turn_reward_abs": _laid_end_to_end(a.turn_rewards for a in report.advantages).abs(),
         # Groups that are all right or all wrong, as far as turn credit trains them at all.
-        "equal_groups_trained": _mean(
-            torch.tensor(
-                [a.outcome_advantage == 0.0 and bool(a.advantages.any()) for a in report.advantages]
-            )
+        "equal_groups_trained": torch.tensor(
+            [a.outcome_advantage == 0.0 and bool(a.advantages.any()) for a in report.advantages]
         ),
+        "value_last": torch.tensor([float(v.values[-1]) for v in report.values]),
+        "readiness_start": torch.tensor([float(v.mean_logprobs[0]) for v in report.values]),
+        "readiness_end": torch.tensor([float(v.mean_logprobs[-1]) for v in report.values]),
     }
-    if report.values:
-        last = torch.stack([v.values[-1] for v in report.values])
-        rewards = torch.tensor([r.reward for r in rollouts])
-        found["value_last"] = float(last.mean())
-        found["readiness_start"] = _mean(torch.stack([v.mean_logprobs[0] for v in report.values]))
-        found["readiness_end"] = _mean(torch.stack([v.mean_logprobs[-1] for v in report.values]))
-        found["value_outcome_correlation"] = math.nan
-        if len(last) > 1 and last.std() > 1e-6 and rewards.std() > 1e-6:
-            correlation = torch.corrcoef(torch.stack([last.float(), rewards]))[0, 1]
-            found["value_outcome_correlation"] = float(correlation)
-    return found
 
 
-def _mean(values: torch.Tensor) -> float:
-    return float(values.float().mean()) if values.numel() else 0.0
+def reused(scorer: CachedScorer) -> Tensor:
+    """Return for each score that was asked for whether it was known already."""
+    return torch.arange(scorer.num_asked) >= scorer.num_scored
+
+
+def _laid_end_to_end(parts: Iterable[Tensor]) -> Tensor:
+    return torch.cat([torch.zeros(0), *parts])

@@ -33,7 +33,10 @@ class LossInputs:
 
 @dataclass(frozen=True, eq=False)
 class LossOutputs:
-    """The loss and what to log about it: shares of the global batch that micro-batches add up."""
+    """The loss and what to log about it: shares of the global batch that micro-batches add up.
+
+    Metrics have the same names in every micro-batch, so that ranks can exchange them.
+    """
 
     loss: Tensor
     metrics: dict[str, Tensor]
