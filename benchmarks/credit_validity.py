@@ -59,7 +59,7 @@ def own_requests(rollouts: Sequence[Rollout], data: RolloutDataModule) -> list[P
             rollout.id,
             rollout.token_ids,
             tool_call_boundaries(rollout).prefix_ends,
-            (data.template.render("<answer>", rollout.question.answers[0]),),
+            (data.template.render(data.template.answer_opening, rollout.question.answers[0]),),
         )
         for rollout in rollouts
     ]

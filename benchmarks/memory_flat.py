@@ -23,6 +23,7 @@ from lightning.pytorch.callbacks import Callback
 
 from callbacks import FrozenReferenceProber, KStepTD, ToolCallSegmenter, TraceAnchor
 from trace_pl.credit.assigner import CreditAssigner
+from trace_pl.data.answer_formats import AnswerTags
 from trace_pl.data.closed_web.task import ClosedWebTask
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.module import TraceModule
@@ -59,6 +60,7 @@ def train(sizes: argparse.Namespace, folder: str) -> list[float]:
         num_steps=2,
         tokens_per_forward=8192,
         limits=AgentLimits(max_turns=7, max_response_tokens=64, max_trajectory_tokens=800),
+        answer_format=AnswerTags(instruction=""),  # the built-in model knows them
     )
     stages = [ToolCallSegmenter(), FrozenReferenceProber(), KStepTD(), TraceAnchor()]
     trainer = lightning.Trainer(

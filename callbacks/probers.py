@@ -31,7 +31,8 @@ class FrozenReferenceProber(Prober):
     prefix counts.
 
     Args:
-        opening: words that lead to the answer, as the policy itself would write them.
+        opening: words that lead to the answer; None takes those of `data.answer_format`, as the
+            policy itself writes them.
         aliases: rule for several accepted answers, applied to mean log-probs at each prefix.
         value: transform from mean log-probs to values; log-ratio with epsilon 0.1 when None.
 
@@ -41,7 +42,7 @@ class FrozenReferenceProber(Prober):
 
     def __init__(
         self,
-        opening: str = "<answer>",
+        opening: str | None = None,
         aliases: AliasRule = "max",
         value: ValueTransform | None = None,
     ) -> None:
@@ -63,6 +64,7 @@ class FrozenReferenceProber(Prober):
     ) -> list[ProbeValues]:
         """Return the values of all boundaries of all rollouts; see ``Prober.probe``."""
         # The rollouts of a group share one question: its answers are tokenised once.
+        opening = template.answer_opening if self.opening is None else self.opening
         branches: dict[tuple[tuple[str, ...], bool], tuple[Branch, ...]] = {}
         requests = []
         places: list[tuple[int, list[int]]] = []
@@ -71,7 +73,7 @@ class FrozenReferenceProber(Prober):
             for inside, indices in _by_place(rollout, ends).items():
                 if (answers, inside) not in branches:
                     branches[answers, inside] = tuple(
-                        template.render(self.opening, text, inside) for text in answers
+                        template.render(opening, text, inside) for text in answers
                     )
                 prefix_ends = tuple(ends.prefix_ends[k] for k in indices)
                 places.append((number, indices))

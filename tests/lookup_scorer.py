@@ -26,6 +26,8 @@ class LookupScorer:
 class LetterTemplate:
     """One token for each letter; in the middle of thinking the opening follows a bar."""
 
+    answer_opening = "Answer: "
+
     def render(self, opening: str, answer: str, inside: bool = False) -> Branch:
         return Branch(tuple(map(ord, "|" * inside + opening)), tuple(map(ord, answer)))
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from trace_pl.batch import BatchPlan, OneBatch, RolloutBuffer
+from trace_pl.data.answer_formats import AnswerFormat, AnswerTags
 from trace_pl.data.stream import QuestionStream
 from trace_pl.data.task import Split, Task
 from trace_pl.errors import ConfigError
@@ -54,8 +55,12 @@ class RolloutDataModule(lightning.LightningDataModule):
             is split into as many as it needs; the gradient is that of one.
         limits: Bounds of one rollout.
         call_format: How the policy writes tool calls; None means Qwen's Hermes form.
+        answer_format: How the policy states its final answer: what the system prompt says of it,
+            how it is read, and what a prober puts before the gold answer. None means `<answer>`
+            tags.
         reward: Outcome reward; None means normalised exact match.
-        system_prompt: Put before the tools' description by the chat template.
+        system_prompt: Put before the instruction of the answer format and before the tools'
+            description.
         evaluation_questions: Questions of each validation, one rollout each.
         parity_tolerance: Largest allowed difference, in nats, between engine and trainer on the
             log-probs of a fixed prompt after each weight push.
@@ -78,6 +83,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         tokens_per_forward: int = 16_384,
         limits: AgentLimits | None = None,
         call_format: ToolCallFormat | None = None,
+        answer_format: AnswerFormat | None = None,
         reward: Reward | None = None,
         system_prompt: str = "",
         evaluation_questions: int = 128,
@@ -122,6 +128,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.plan = BatchPlan(num_steps, num_passes, tokens_per_forward, seed)
         self.limits = limits or AgentLimits()
         self.call_format = call_format or HermesFormat()
+        self.answer_format = answer_format or AnswerTags()
         self.reward = reward or ExactMatchReward()
         self.system_prompt = system_prompt
         self.evaluation_questions = evaluation_questions
@@ -183,9 +190,13 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     def _make_template(self) -> ChatTemplate:
         schemas = self._toolbox().schemas()
-        tokenizer = load_tokenizer(self.model_name)
-        described = self.call_format.describe(schemas)
-        return ChatTemplate(tokenizer, schemas, described, load_end_ids(self.model_name))
+        return ChatTemplate(
+            load_tokenizer(self.model_name),
+            schemas,
+            self.call_format.describe(schemas),
+            load_end_ids(self.model_name),
+            self.answer_format,
+        )
 
     def setup(self, stage: str) -> None:
         """Open the data and check it against the Trainer."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from trace_pl.data.answer_formats import AnswerTags
 from trace_pl.data.closed_web.architecture import build_model
 from trace_pl.data.closed_web.encoding import Encoder, similar_lengths
 from trace_pl.data.closed_web.make_base import BaseRecipe, make_transcripts, weighted_loss
@@ -19,6 +20,10 @@ from trace_pl.search.formats import HermesFormat
 SMALL = BaseRecipe(num_webs=2, num_transcripts=12)
 
 
+def final_answer(text):
+    return AnswerTags().read(HermesFormat().parse(text).message)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return load_tokenizer(BUILT_IN_BASE)
@@ -29,8 +34,7 @@ def test_a_transcript_without_noise_reaches_the_gold_answer():
     guide = Demonstrator(web, web_browser(web))
     for chain in web.chains(3, "train")[:20]:
         transcript = guide.transcript(chain, Noise(), random.Random(0))
-        last = HermesFormat().parse(transcript.turns[-1][0])
-        assert (last.answer,) == web.question(chain).answers
+        assert (final_answer(transcript.turns[-1][0]),) == web.question(chain).answers
         assert len(transcript.turns) == 2 * 3 + 1
 
 
@@ -39,7 +43,7 @@ def test_giving_up_answers_with_a_word_that_is_never_gold():
     guide = Demonstrator(web, web_browser(web))
     noise = Noise(give_up=1.0)
     transcript = guide.transcript(web.chains(2, "train")[0], noise, random.Random(0))
-    assert HermesFormat().parse(transcript.turns[0][0]).answer == UNKNOWN
+    assert final_answer(transcript.turns[0][0]) == UNKNOWN
     assert UNKNOWN not in {entity.name for entity in web.entities.values()}
 
 

@@ -6,6 +6,7 @@ from lightning.pytorch.callbacks import Callback
 
 from callbacks import FrozenReferenceProber, KStepTD, ToolCallSegmenter, TraceAnchor
 from trace_pl.credit.assigner import CreditAssigner
+from trace_pl.data.answer_formats import AnswerTags
 from trace_pl.data.closed_web.task import ClosedWebTask
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.errors import ConfigError
@@ -45,6 +46,7 @@ def make_data(engine):
         questions_per_epoch=3,
         evaluation_questions=2,
         limits=AgentLimits(3, 24, 600),
+        answer_format=AnswerTags(instruction=""),  # the built-in model knows them
         max_staleness=1,
     )
 

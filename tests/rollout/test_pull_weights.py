@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from trace_pl.data.answer_formats import AnswerTags
 from trace_pl.data.closed_web.task import ClosedWebTask
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.module import TraceModule
@@ -36,6 +37,7 @@ def collect_twice(forgets):
         ClosedWebTask((2,)),
         lambda path: DrowsyEngine(path, forgets),
         limits=AgentLimits(2, 20, 600),
+        answer_format=AnswerTags(instruction=""),  # the built-in model knows them
     )
     module = TraceModule()
     module.configure_model()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import SCHEMA
 
+from trace_pl.data.answer_formats import AnswerTags, BoxedAnswer
 from trace_pl.data.closed_web.task import ClosedWebTask
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.errors import ConfigError, CreditError
@@ -155,6 +156,31 @@ def test_a_token_across_the_border_is_not_shared():
     branch = TEMPLATE.render(" to", "wer")
     assert TEMPLATE.decode(branch.answer_ids) == "wer"
     assert TEMPLATE.decode(branch.opening_ids).endswith(" to")
+
+
+def test_a_space_before_an_answer_belongs_to_its_first_token():
+    branch = TEMPLATE.render("Result 1 is ", "Arden")
+    assert branch == TEMPLATE.render("Result 1 is", " Arden")
+    assert len(branch.answer_ids) == len(TEMPLATE.encode_markup(" Arden"))
+
+
+def test_the_answer_format_speaks_in_the_prompt_and_opens_the_probed_answer():
+    boxed = ChatTemplate(TOKENIZER, [SCHEMA], answer_format=BoxedAnswer("Use a box."))
+    assert boxed.decode(boxed.prompt_ids("Be brief.", "Who?")).startswith(
+        "<|im_start|>system\nBe brief.\n\nUse a box."
+    )
+    assert "Use a box." in boxed.decode(boxed.prompt_ids("", "Who?"))
+    branch = boxed.render(boxed.answer_opening, "Mira")
+    assert boxed.decode(branch.opening_ids).endswith(r"\boxed{")
+
+
+def test_an_instruction_that_names_a_tool_does_not_describe_it():
+    silent = changed("tools", "no_tools")
+    template = ChatTemplate(
+        silent, [SCHEMA], "Tools: search.", AnswerTags("When your search ends, use tags.")
+    )
+    text = template.decode(template.prompt_ids("", "Who?"))
+    assert "When your search ends, use tags.\n\nTools: search." in text
 
 
 def test_an_empty_answer_is_refused():

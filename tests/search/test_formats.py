@@ -23,7 +23,7 @@ def parse(text, thinking_open=False):
         '<tool_call>{"arguments":{"query":"Arden"},"name":"search"}</tool_call>',
         f"<think>{LUND}</think>{CALL}",
         f"<think>a</think> b <think>{LUND}</think>{CALL}",
-        f"<think><answer>x</answer></think>{CALL}<answer>Lund</answer>",
+        f"<think>It is Lund.</think>{CALL}It is Lund.",
     ],
 )
 def test_the_call_after_the_thinking_block_is_read(text):
@@ -39,7 +39,7 @@ def test_a_header_that_opened_the_block_needs_only_its_closing():
     [
         (f"<think>Hm. {CALL}", False),
         (f"Hm. {CALL}", True),
-        ("<answer>Lund</answer>", True),
+        ("It is Lund.", True),
         ("", True),
         (f"<think>a</think> b <think>{CALL}", False),
     ],
@@ -84,7 +84,7 @@ def test_a_closing_tag_inside_a_json_string_does_not_end_the_call():
 )
 def test_a_malformed_call_is_an_error_that_names_the_problem_and_guesses_nothing(body, problem):
     turn = parse(f"<tool_call>{body}")
-    assert (turn.calls, turn.answer) == ((), None)
+    assert (turn.calls, turn.message) == ((), None)
     assert problem in turn.error
     assert "<" not in turn.error
 
@@ -94,33 +94,29 @@ def test_a_malformed_call_is_an_error_that_names_the_problem_and_guesses_nothing
     [
         f"{CALL}<tool_call>{{",
         f"{CALL}\n</tool_call>",
-        '{"name": "search"}</tool_call><answer>x</answer>',
+        '{"name": "search"}</tool_call>It is Lund.',
     ],
 )
 def test_one_malformed_call_spoils_the_turn(text):
     turn = parse(text)
-    assert (turn.calls, turn.answer) == ((), None)
+    assert (turn.calls, turn.message) == ((), None)
     assert turn.error.startswith("Error: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
+    ("text", "message"),
     [
-        ("<answer>Lund</answer>", "Lund"),
-        ("<answer>\n Lund \n</answer>", "Lund"),
-        ("<answer>Arden</answer> no, <answer>Lund</answer>", "Lund"),
-        ("<answer>Lund</answer> or <answer>Ard", "Lund"),
-        ("<answer>Arden <answer>Lund</answer>", "Lund"),
-        ("<think><answer>Arden</answer></think><answer>Lund</answer>", "Lund"),
-        ("<think><answer>Arden</answer></think>It is Lund.", None),
-        ("<answer>Lund", None),
-        ("<answer></answer>", ""),
-        ("It is Lund.", None),
-        ("", None),
+        ("<answer>Lund</answer>", "<answer>Lund</answer>"),
+        ("<think>Arden</think>\n\nIt is Lund.", "\n\nIt is Lund."),
+        ("<think>a</think> b <think>Arden</think>Lund", "Lund"),
+        ("", ""),
     ],
 )
-def test_the_last_complete_answer_after_the_thinking_block_is_the_answer(text, answer):
-    assert parse(text) == ParsedTurn(answer=answer)
+@pytest.mark.parametrize("call_format", [HermesFormat(), LlamaFormat()])
+def test_what_follows_the_thinking_block_of_a_turn_without_a_call_is_its_message(
+    call_format, text, message
+):
+    assert call_format.parse(text) == ParsedTurn(message=message)
 
 
 PIECES = st.sampled_from(
@@ -130,9 +126,9 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES | st.text(st.characters(), max_size=5)).map("".join), st.booleans())
-def test_no_text_makes_the_parser_raise_and_at_most_one_outcome_is_set(text, thinking_open):
+def test_no_text_makes_the_parser_raise_and_exactly_one_outcome_is_set(text, thinking_open):
     turn = parse(text, thinking_open)
-    assert sum([bool(turn.calls), turn.answer is not None, turn.error is not None]) <= 1
+    assert sum([bool(turn.calls), turn.message is not None, turn.error is not None]) == 1
 
 
 # --- Llama -----------------------------------------------------------------------------------
@@ -172,10 +168,14 @@ def test_a_malformed_llama_call_is_never_guessed(text, message):
     assert not parsed.calls
 
 
-def test_a_llama_turn_of_words_is_an_answer_even_if_it_mentions_a_call():
+def test_a_llama_turn_of_words_is_a_message_even_if_it_mentions_a_call():
     text = 'I would call {"name": "search", "parameters": {}}. <answer> Mira Holt </answer>'
-    assert llama(text) == ParsedTurn(answer="Mira Holt")
-    assert llama("I do not know.") == ParsedTurn()
+    assert llama(text) == ParsedTurn(message=text)
+
+
+def test_a_llama_turn_that_never_ends_its_thinking_says_nothing():
+    assert llama("<think>It is Lund.").error == "Error: unclosed thinking block."
+    assert LlamaFormat().parse("It is Lund.", thinking_open=True).message is None
 
 
 @pytest.mark.parametrize("call_format", [HermesFormat(), LlamaFormat()])

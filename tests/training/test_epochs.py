@@ -9,6 +9,7 @@ from scripted import FunctionTools, ScriptedEngine, search
 
 from callbacks import FrozenReferenceProber, KStepTD, ToolCallSegmenter, TraceAnchor
 from trace_pl.credit.assigner import CreditAssigner
+from trace_pl.data.answer_formats import AnswerTags
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.errors import ConfigError, RolloutError
 from trace_pl.module import TraceModule
@@ -134,7 +135,7 @@ def test_a_model_whose_template_knows_no_tools_reads_of_them_in_the_system_promp
     data = make_data(tmp_path, ScriptedEngine(TEMPLATE, {}), system_prompt="Be brief.")
     data.open()
     prompt = data.template.decode(data.template.prompt_ids("Be brief.", "Who?"))
-    assert "Be brief.\n\n# Tools" in prompt
+    assert f"Be brief.\n\n{AnswerTags().instruction}\n\n# Tools" in prompt
     assert "<tool_call>" in prompt
 
 

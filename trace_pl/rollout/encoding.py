@@ -105,7 +105,8 @@ class TextEncoder:
         """Return the tokens of two texts as they stand one after the other.
 
         They are encoded together, as the policy would have written them, unless a token reaches
-        across the border.
+        across the border. A space at the end of the opening that is one token with the answer's
+        first letters belongs to the answer.
         """
         encoded = self._tokenizer(
             opening + answer, add_special_tokens=False, return_offsets_mapping=True
@@ -113,7 +114,8 @@ class TextEncoder:
         border = len(opening)
         offsets = encoded["offset_mapping"]
         count = sum(stop <= border for _, stop in offsets)
-        if count < len(offsets) and offsets[count][0] < border:
+        shared = opening[offsets[count][0] :] if count < len(offsets) else ""
+        if shared.strip():
             return self.markup(opening), self.markup(answer)
         ids = list(encoded["input_ids"])
         return ids[:count], ids[count:]

@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from trace_pl.data.answer_formats import AnswerFormat, AnswerTags
 from trace_pl.errors import ConfigError
 from trace_pl.rollout.encoding import Slot, TextEncoder
 from trace_pl.rollout.template_check import check_template
@@ -28,13 +29,15 @@ _USER, _CALL, _RESULT = "zqUSERqz", "zqCALLqz", "zqRESULTqz"
 
 
 class ChatTemplate:
-    """Token pieces of one tokenizer's chat template with one set of tools.
+    """Token pieces of one tokenizer's chat template with one set of tools and one answer format.
 
     Args:
         tokenizer: a tokenizer that has a chat template.
         tools: JSON schemas of the tools, as the template describes them to the model.
         tool_prompt: describes the tools in the system prompt, if the template does not.
         end_ids: tokens that end a text by the model's own settings, see ``policy.load_end_ids``.
+        answer_format: how a final answer is stated; its instruction belongs to the system prompt.
+            None means tags of which the prompt says nothing.
 
     Raises:
         ConfigError: if there is no chat template, if nothing describes the tools, if the template
@@ -61,6 +64,7 @@ class ChatTemplate:
         tools: Sequence[dict[str, Any]] = (),
         tool_prompt: str = "",
         end_ids: Collection[int] = (),
+        answer_format: AnswerFormat | None = None,
     ) -> None:
         if not tokenizer.chat_template:
             raise ConfigError(
@@ -74,8 +78,11 @@ class ChatTemplate:
         self._encoder = TextEncoder(tokenizer)
         self.slots_apart = self._encoder.slots_apart
         self._prompts: dict[str, Slot] = {}
-        self._tool_prompt = ""
+        self.answer_format = answer_format or AnswerTags(instruction="")
+        # Not yet: an instruction that happens to name a tool does not describe it.
+        self._instruction = self._tool_prompt = ""
         self._describe_tools(tool_prompt)
+        self._instruction = self.answer_format.instruction
         self._find_pieces()
         self.stop_ids = self._stop_ids(end_ids)
         check_template(self)
@@ -85,13 +92,19 @@ class ChatTemplate:
         """Name or path of the tokenizer."""
         return str(self._tokenizer.name_or_path)
 
+    @property
+    def answer_opening(self) -> str:
+        """What the policy writes before a final answer."""
+        return self.answer_format.opening
+
     # --- what the agent loop appends --------------------------------------------------------
 
     def prompt_ids(self, system: str, question: str) -> list[int]:
         """Return the prompt up to the user's end of turn, without a generation header.
 
         Args:
-            system: instructions that go before the tools' description; may be empty.
+            system: instructions that go before those on the answer and before the tools'
+                description; may be empty.
             question: the user's text; chat markup in it stays plain text.
         """
         if system not in self._prompts:
@@ -102,7 +115,8 @@ class ChatTemplate:
 
     def opening(self, system: str, question: str) -> list[dict[str, str]]:
         """Return the messages before the first response."""
-        system = "\n\n".join(part for part in (system, self._tool_prompt) if part)
+        parts = (system, self._instruction, self._tool_prompt)
+        system = "\n\n".join(part for part in parts if part)
         first = [message("system", system)] if system else []
         return [*first, message("user", question)]
 

@@ -132,8 +132,9 @@ class AgentRules:
             return Finish(StopReason.LENGTH if is_response_limit else StopReason.MAX_TOKENS)
         text = self.template.decode(ids[:-1])
         parsed = self.call_format.parse(text, self.template.thinking_open)
-        if parsed.error is None and not parsed.calls:
-            return Finish(StopReason.ANSWERED, parsed.answer)
+        if parsed.message is not None:
+            answer = self.template.answer_format.read(parsed.message)
+            return Finish(StopReason.ANSWERED, answer)
         if len(trajectory.record.turns) >= self.limits.max_turns:
             return Finish(StopReason.MAX_TURNS)
         if parsed.error is not None:

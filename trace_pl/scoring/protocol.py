@@ -88,6 +88,11 @@ class Scorer(Protocol):
 class Template(Protocol):
     """What a stage may ask of the model's chat template."""
 
+    @property
+    def answer_opening(self) -> str:
+        """What the policy writes before a final answer."""
+        ...
+
     def render(self, opening: str, answer: str, inside: bool = False) -> Branch:
         """Return the branch that states ``answer`` after the words ``opening``.
 

@@ -1,4 +1,4 @@
-"""Reading calls and answers out of what the policy wrote."""
+"""Reading tool calls out of what the policy wrote."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from trace_pl.types import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class ParsedTurn:
-    """One assistant turn; at most one of ``calls``, ``answer`` and ``error`` is there.
-
-    A turn with none of them ends the rollout without an answer.
-    """
+    """One assistant turn; exactly one of ``calls``, ``message`` and ``error`` is there."""
 
     calls: tuple[ToolCall, ...] = ()
     """Every call of the turn. Only the first is run; ``note`` tells the policy so."""
-    answer: str | None = None
+    message: str | None = None
+    """What a turn without a call says after its thinking: it ends the rollout."""
     error: str | None = None
     """Why the turn can not be used, as a text for the policy."""
 
@@ -32,7 +30,7 @@ class ParsedTurn:
 
 
 class ToolCallFormat(Protocol):
-    """How a family of models writes tool calls and answers."""
+    """How a family of models writes tool calls."""
 
     def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
         """Read one assistant turn; never raises.
@@ -54,24 +52,23 @@ class ToolCallFormat(Protocol):
 class HermesFormat:
     """Qwen's format: ``<tool_call>`` around ``{"name": ..., "arguments": {...}}``.
 
-    Only what follows the last thinking block is read: a call or an answer that the policy merely
-    thinks of is neither run nor graded. A malformed call spoils its turn, for arguments are never
-    guessed. Of several calls the first is run. Without a call, the last complete
-    ``<answer>...</answer>`` is the final answer.
+    Only what follows the last thinking block is read: a call that the policy merely thinks of is
+    not run. A malformed call spoils its turn, for arguments are never guessed. Of several calls the
+    first is run.
     """
 
     def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
         """Read one assistant turn; never raises."""
-        _, closed, visible = text.rpartition("</think>")
-        if "<think>" in visible or (thinking_open and not closed):
-            return ParsedTurn(error="Error: unclosed thinking block.")
+        visible = after_thinking(text, thinking_open)
+        if visible is None:
+            return _UNCLOSED_THINKING
         try:
             calls = _calls(visible)
         except _MalformedCall as problem:
             return ParsedTurn(error=f"Error: {problem} Nothing was run.")
         if calls:
             return ParsedTurn(calls=calls)
-        return ParsedTurn(answer=_answer(visible))
+        return ParsedTurn(message=visible)
 
     def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
         """Return what a system prompt says of tools if the chat template says nothing."""
@@ -86,14 +83,15 @@ class LlamaFormat:
 
     A turn that begins with a brace or with the python tag is a call, whose arguments are never
     guessed. Of several calls, one after the other or with semicolons between, the first is run.
-    Without a call, the last complete ``<answer>...</answer>`` is the final answer.
+    Of a turn without a call only what follows the last thinking block is read.
     """
 
     def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
         """Read one assistant turn; never raises."""
         found = text.strip().removeprefix("<|python_tag|>").lstrip()
         if found == text.strip() and not found.startswith("{"):
-            return ParsedTurn(answer=_answer(text))
+            visible = after_thinking(text, thinking_open)
+            return _UNCLOSED_THINKING if visible is None else ParsedTurn(message=visible)
         calls: list[ToolCall] = []
         try:
             while found:
@@ -114,9 +112,18 @@ class LlamaFormat:
         )
 
 
-def _answer(text: str) -> str | None:
-    answers = _ANSWER.findall(text)
-    return answers[-1].strip() if answers else None
+_UNCLOSED_THINKING = ParsedTurn(error="Error: unclosed thinking block.")
+
+
+def after_thinking(text: str, thinking_open: bool) -> str | None:
+    """Return what follows the last thinking block of a turn, None if the block is not closed.
+
+    Args:
+        text: The turn.
+        thinking_open: Whether the generation header already opened the thinking block.
+    """
+    _, closed, visible = text.rpartition("</think>")
+    return None if "<think>" in visible or (thinking_open and not closed) else visible
 
 
 def _listed(schemas: Sequence[Mapping[str, Any]]) -> str:
@@ -125,7 +132,6 @@ def _listed(schemas: Sequence[Mapping[str, Any]]) -> str:
 
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
-_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _SPACE = re.compile(r"\s*")
 
 

@@ -54,7 +54,7 @@ class Encoder:
                 pieces.append((template.observation_ids(observation), read))
                 pieces.append((template.observation_close, read))
         if transcript.probed_answer is not None:
-            branch = template.render("<answer>", transcript.probed_answer)
+            branch = template.render(template.answer_opening, transcript.probed_answer)
             pieces += [
                 (list(branch.opening_ids), 0.0),
                 (list(branch.answer_ids), self.probed_weight),

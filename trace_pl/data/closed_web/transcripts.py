@@ -13,6 +13,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from trace_pl.data.answer_formats import AnswerTags
 from trace_pl.data.closed_web.world import Chain, ClosedWeb
 from trace_pl.search.tools import Browser, BrowserSession
 from trace_pl.types import ToolCall
@@ -51,7 +52,7 @@ def action_text(thought: str, call: ToolCall) -> str:
 
 def answer_text(thought: str, answer: str) -> str:
     """Render a final answer."""
-    return f"<think>\n{thought}\n</think>\n\n<answer>{answer}</answer>"
+    return f"<think>\n{thought}\n</think>\n\n{AnswerTags().write(answer)}"
 
 
 class Demonstrator:
