@@ -11,7 +11,16 @@ from jsonargparse import Namespace
 
 from trace_pl.adapters import LoRA
 from trace_pl.errors import ConfigError
-from trace_pl.plan.inputs import GIB, Device, Engine, Run, Sharding, Training, Workload
+from trace_pl.plan.inputs import (
+    ADAMW_8BIT_BYTES,
+    GIB,
+    Device,
+    Engine,
+    Run,
+    Sharding,
+    Training,
+    Workload,
+)
 from trace_pl.plan.memory import kv_bytes_per_token
 from trace_pl.plan.shapes import ModelShape, read_shape
 from trace_pl.rollout.agent import AgentLimits
@@ -133,12 +142,14 @@ def _expert_parallel(settings: dict[str, Any], shard: int, num_experts: int) -> 
 
 
 def _num_gpus(trainer: Namespace) -> int:
-    devices, nodes = trainer["devices"], trainer["num_nodes"]
+    devices, nodes = trainer["devices"], int(trainer["num_nodes"])
+    if isinstance(devices, str) and "," in devices:  # numbers of devices, as Lightning reads them
+        devices = devices.strip(",").split(",")
     if isinstance(devices, list):
-        devices = len(devices)
-    if not isinstance(devices, int) or devices < 1:  # "auto" and -1 take what is there
-        devices = max(1, torch.cuda.device_count())
-    return devices * int(nodes)
+        return len(devices) * nodes
+    count = -1 if devices == "auto" else int(devices)
+    # "auto" and -1 take what is there
+    return (count if count > 0 else max(1, torch.cuda.device_count())) * nodes
 
 
 def _training(config: Namespace, sharding: Sharding) -> Training:
@@ -170,7 +181,7 @@ def optimizer_bytes(optimizer: Namespace, master_bytes: int) -> float:
     """
     name = optimizer["class_path"]
     if name.startswith("torchao."):  # compiled for a minute; two moments, a scale for each block
-        return 2 * (0.5 + 4 / 128) if "4bit" in name else 2 * (1 + 4 / 256)
+        return 2 * (0.5 + 4 / 128) if "4bit" in name else ADAMW_8BIT_BYTES
     dtype = torch.float32 if master_bytes == 4 else torch.bfloat16
     parameter = torch.nn.Parameter(torch.zeros(64, 64, dtype=dtype))
     parameter.grad = torch.zeros_like(parameter)

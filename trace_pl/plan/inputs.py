@@ -8,6 +8,8 @@ from typing import Literal
 from trace_pl.plan.shapes import ModelShape
 
 GIB = 2**30
+ADAMW_8BIT_BYTES = 2 * (1 + 4 / 256)
+"""Two moments of a byte for each parameter, and a scale for each block of 256."""
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
-from trace_pl.plan.inputs import GIB, Run
+from trace_pl.plan.inputs import ADAMW_8BIT_BYTES, GIB, Run
 from trace_pl.plan.memory import cached_sequences, memory_of
+
+_TOLERANCE = "raise data.parity_tolerance with it"
+_LAST = ("lora", "trainer.num_nodes", "trainer.devices")
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ def combination(run: Run) -> list[Remedy]:
         left = remedies(run)
         if not left:
             return []
-        gentle = [r for r in left if "lora" not in r.setting and "num_nodes" not in r.setting]
+        gentle = [r for r in left if not any(word in r.setting for word in _LAST)]
         chosen.append((gentle or left)[0])
         run = chosen[-1].run
     return chosen if has_room(run) else []
@@ -72,7 +75,7 @@ def _of_training(run: Run) -> Iterator[Remedy]:
     if shape.trained == shape.total:
         yield Remedy(
             "--config configs/options/adamw_8bit.yaml",
-            replace(run, training=replace(training, optimizer_bytes=2.03)),
+            replace(run, training=replace(training, optimizer_bytes=ADAMW_8BIT_BYTES)),
         )
         # Rank 16 on all linear layers trains well below a hundredth of the parameters.
         yield Remedy(
@@ -96,7 +99,8 @@ def _of_sharing(run: Run) -> Iterator[Remedy]:
             has_buckets=False,
             is_autocast=False,
         )
-        yield Remedy("--config configs/strategy/fsdp.yaml", replace(run, sharding=shared))
+        note = f" (computes in bfloat16; {_TOLERANCE})" if sharding.param_bytes == 4 else ""
+        yield Remedy(f"--config configs/strategy/fsdp.yaml{note}", replace(run, sharding=shared))
     if sharding.kind == "sharded" and sharding.shard < sharding.world:
         yield Remedy(
             "trainer.strategy.init_args.shard_size: null",
@@ -110,16 +114,22 @@ def _of_sharing(run: Run) -> Iterator[Remedy]:
         )
     if sharding.kind == "sharded" and run.training.has_reference:
         yield Remedy(
-            "--config configs/strategy/fsdp_offload.yaml",
+            "trainer.strategy.init_args.reference_on_cpu: true",
             replace(run, sharding=replace(sharding, reference_on_cpu=True)),
         )
     if sharding.kind == "sharded" and sharding.shard == sharding.world:
-        world = 2 * sharding.world
-        nodes = -(-world // sharding.gpus_per_node)
-        yield Remedy(
-            f"trainer.num_nodes: {nodes} ({world} GPUs)",
-            replace(run, sharding=replace(sharding, world=world, shard=world)),
-        )
+        yield _more_gpus(run)
+
+
+def _more_gpus(run: Run) -> Remedy:
+    """Return twice the GPUs: on the node while it has them, then on twice the nodes."""
+    sharding = run.sharding
+    world = 2 * sharding.world
+    setting = f"trainer.devices: {world}"
+    if world > sharding.gpus_per_node:
+        per_node = min(sharding.world, sharding.gpus_per_node)
+        setting = f"trainer.num_nodes: {-(-world // per_node)} ({world} GPUs)"
+    return Remedy(setting, replace(run, sharding=replace(sharding, world=world, shard=world)))
 
 
 def _of_engine(run: Run) -> Iterator[Remedy]:
@@ -129,7 +139,8 @@ def _of_engine(run: Run) -> Iterator[Remedy]:
     key = "data.engine.init_args"
     if engine.param_bytes == 4:
         smaller = replace(engine, param_bytes=2)
-        yield Remedy(f"{key}.dtype: bfloat16", replace(run, engine=smaller))
+        note = f" ({_TOLERANCE})" if run.sharding.param_bytes == 4 else ""
+        yield Remedy(f"{key}.dtype: bfloat16{note}", replace(run, engine=smaller))
     if cached_sequences(run) < 2.0:
         return
     if engine.kv_cache_gib is not None:

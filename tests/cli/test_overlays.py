@@ -1,0 +1,172 @@
+"""Every file that is laid over a run, over every complete run: it changes what it names alone."""
+
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonargparse import Namespace
+
+from trace_pl.plan.command import ParsedCLI
+from trace_pl.plan.from_config import Assumptions, run_from_config
+from trace_pl.plan.memory import memory_of
+from trace_pl.plan.remedies import remedies
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+RUNS = sorted(CONFIGS.glob("*.yaml"))
+OVERLAYS = sorted(
+    path for folder in ("ablations", "options", "strategy") for path in (CONFIGS / folder).iterdir()
+)
+ABLATIONS = [path for path in OVERLAYS if path.parent.name == "ablations"]
+MIXTURE = "Qwen/Qwen3-30B-A3B-Thinking-2507"
+every_run = pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
+
+
+@cache
+def parser():
+    """Return the parser of `trace-pl fit`, made once: making it takes longer than parsing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+        cli = ParsedCLI([f"--config={RUNS[0]}", "--seed_everything=false"])
+    return cli._subcommand_parsers["fit"]
+
+
+@cache
+def parsed(*arguments: str) -> Namespace:
+    return parser().parse_args(list(arguments))
+
+
+def resolved(*arguments: str) -> dict:
+    found = parsed(*arguments).as_dict()
+    del found["config"]
+    return found
+
+
+def flat(tree, prefix=""):
+    """Return {dotted key: value} of every leaf."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    return {
+        key: value
+        for name, part in tree.items()
+        for key, value in flat(part, f"{prefix}.{name}".strip(".")).items()
+    }
+
+
+def is_named(key, names, before, after):
+    """Whether a file names a key, what it is part of, or the class that has or had it."""
+    if any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in names):
+        return True
+    owner = key.split(".init_args")[0] if ".init_args" in key else key.rpartition(".")[0]
+    is_made_anew = f"{owner}.class_path" in names or before.get(owner, ...) is None
+    return is_made_anew and (key in before) != (key in after)
+
+
+def unnamed_changes(path, base, changed):
+    names = flat(yaml.safe_load(path.read_text()))
+    before, after = flat(base), flat(changed)
+    differing = {k for k in before.keys() | after.keys() if before.get(k, ...) != after.get(k, ...)}
+    assert all(after[key] == value for key, value in names.items())
+    return {key for key in differing if not is_named(key, names, before, after)}
+
+
+def skip_without_torchao(path):
+    if path.stem == "adamw_8bit":
+        pytest.importorskip("torchao")
+
+
+@every_run
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+def test_an_overlay_changes_what_it_names_and_nothing_else(run, path):
+    skip_without_torchao(path)
+    changed = resolved(f"--config={run}", f"--config={path}")
+    assert unnamed_changes(path, resolved(f"--config={run}"), changed) == set()
+
+
+@pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
+def test_an_ablation_names_one_slot(path):
+    named = {
+        f"{section}.{slot}"
+        for section, slots in yaml.safe_load(path.read_text()).items()
+        for slot in slots
+    }
+    # GSPO is outcome-only credit and a loss of its own.
+    assert len(named) == (2 if path.stem == "gspo" else 1)
+
+
+@every_run
+@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
+def test_a_run_under_an_overlay_still_fits_its_engine(run, path):
+    skip_without_torchao(path)
+    data = resolved(f"--config={run}", f"--config={path}")["data"]
+    longest = data["limits"]["max_trajectory_tokens"]
+    assert data["engine"]["init_args"]["max_model_len"] >= longest
+    assert data["limits"]["max_response_tokens"] < longest
+
+
+@every_run
+@pytest.mark.parametrize("name", ["torch.optim.Adam", "torchao.optim.AdamW8bit"])
+def test_another_class_of_optimizer_keeps_rate_betas_and_decay(run, name):
+    if name.startswith("torchao"):
+        pytest.importorskip("torchao")
+    kept = resolved(f"--config={run}")["model"]["optimizer"]["init_args"]
+    found = resolved(f"--config={run}", f"--model.optimizer={name}")["model"]["optimizer"]
+    assert found["class_path"] == name
+    for key in ("lr", "betas", "weight_decay", "eps"):
+        assert found["init_args"][key] == kept[key]
+
+
+def test_a_loss_of_another_class_keeps_nothing_of_the_clip_it_replaces():
+    gspo = f"--config={CONFIGS / 'ablations' / 'gspo.yaml'}"
+    loss = resolved(f"--config={CONFIGS / 'quickstart.yaml'}", gspo)["model"]["loss"]
+    assert loss["class_path"] == "trace_pl.losses.SequenceClip"
+    assert (loss["init_args"]["clip_low"], loss["init_args"]["clip_high"]) == (3e-4, 4e-4)
+
+
+def words(remedy):
+    """Return a remedy as arguments of the command line."""
+    setting = remedy.setting.split(" (")[0]
+    if setting.startswith("--config "):
+        return [setting.replace(" ", "=")]
+    key, value = setting.split(": ")
+    return [f"--{key}={value}"]
+
+
+SITUATIONS = {
+    "copies": (4, ("--trainer.strategy=ddp", "--trainer.devices=4")),
+    "replicas": (16, ("--config=configs/strategy/hsdp.yaml",)),
+    "few shards": (4, ("--config=configs/strategy/fsdp.yaml", "--trainer.devices=4")),
+    "a node": (8, ("--config=configs/strategy/fsdp.yaml", "--trainer.devices=8")),
+}
+"""GPUs, and how a run is divided among them."""
+
+
+@every_run
+@pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
+def test_what_the_plan_advises_changes_what_it_names_and_saves_what_it_promises(
+    run, situation, pytestconfig, monkeypatch
+):
+    monkeypatch.chdir(pytestconfig.rootpath)
+    gpus, arguments = situation
+    base = (f"--config={run}", f"--model.model_name={MIXTURE}", *arguments)
+    found = remedies(run_from_config(parsed(*base), Assumptions(gpus)))
+    assert len(found) >= 3
+    for remedy in found:
+        if "adamw_8bit" in remedy.setting and not find_spec("torchao"):
+            continue
+        (argument,) = words(remedy)
+        key, value = argument.removeprefix("--").split("=")
+        if key == "config":
+            changed = resolved(*base, argument)
+            assert unnamed_changes(Path(value), resolved(*base), changed) == set()
+        else:
+            before, after = flat(resolved(*base)), flat(resolved(*base, argument))
+            assert {k for k in after if after[k] != before[k]} == {key}
+        given = None if key in ("trainer.devices", "trainer.num_nodes") else gpus
+        made = run_from_config(parsed(*base, argument), Assumptions(given))
+        if "lora" in remedy.setting:  # an adapter's size is bounded, not counted
+            assert memory_of(made).total < memory_of(remedy.run).total
+        else:
+            assert memory_of(made) == memory_of(remedy.run), remedy.setting
