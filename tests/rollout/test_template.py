@@ -176,9 +176,8 @@ def test_the_answer_format_speaks_in_the_prompt_and_opens_the_probed_answer():
 
 def test_an_instruction_that_names_a_tool_does_not_describe_it():
     silent = changed("tools", "no_tools")
-    template = ChatTemplate(
-        silent, [SCHEMA], "Tools: search.", AnswerTags("When your search ends, use tags.")
-    )
+    instruction = AnswerTags("When your search ends, use tags.")
+    template = ChatTemplate(silent, [SCHEMA], "Tools: search.", answer_format=instruction)
     text = template.decode(template.prompt_ids("", "Who?"))
     assert "When your search ends, use tags.\n\nTools: search." in text
 
