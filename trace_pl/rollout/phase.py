@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
+from trace_pl.data.records import clean_text
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from trace_pl.rollout.protocols import Reward, RolloutCounts, Toolbox
@@ -174,7 +175,8 @@ class RolloutPhase:
             return
         rollout_id = f"{trajectory.question.id}/{trajectory.index}"
         self._count(tool_errors=1)
-        self._last_failure = f"tool '{call.name}' in rollout {rollout_id}: {outcome.failure}"
+        failure = clean_text(str(outcome.failure))
+        self._last_failure = f"tool '{call.name}' in rollout {rollout_id}: {failure}"
         logger.warning("Infrastructure failure of %s", self._last_failure)
         if trajectory.attempt + 1 >= _MAX_ATTEMPTS:
             self._finish(trajectory, Finish(StopReason.INFRASTRUCTURE))

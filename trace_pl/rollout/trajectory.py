@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from trace_pl.data.records import clean_text
 from trace_pl.errors import ConfigError
+from trace_pl.rollout.clean import UnsafeCall, clean_call, clean_result
 from trace_pl.rollout.engine import Completion
 from trace_pl.rollout.protocols import ToolSession
 from trace_pl.rollout.record import TokenRecord
@@ -133,13 +135,16 @@ class AgentRules:
         text = self.template.decode(ids[:-1])
         parsed = self.call_format.parse(text, self.template.thinking_open)
         if parsed.message is not None:
-            answer = self.template.answer_format.read(parsed.message)
+            answer = self.template.answer_format.read(clean_text(parsed.message))
             return Finish(StopReason.ANSWERED, answer)
         if len(trajectory.record.turns) >= self.limits.max_turns:
             return Finish(StopReason.MAX_TURNS)
         if parsed.error is not None:
             return Reject(parsed.error)
-        return Run(parsed.calls[0], parsed.note)
+        try:
+            return Run(clean_call(parsed.calls[0]), parsed.note)
+        except UnsafeCall as problem:
+            return Reject(f"Error: {problem} Nothing was run.")
 
     def observe(
         self, trajectory: Trajectory, call: ToolCall, result: ToolResult
@@ -149,6 +154,7 @@ class AgentRules:
         An observation that does not fit is left out whole: there are no half turns.
         """
         record, template = trajectory.record, self.template
+        result = clean_result(result)
         ids = template.observation_ids(result.text)
         before = template.observation_open
         if record.token_ids[-1] != template.end_of_turn:
