@@ -2,6 +2,7 @@
 
 from callbacks.anchors import AnchorStates, OutcomeOnly, TraceAnchor
 from callbacks.backups import KStepTD, MonteCarlo, ShuffledKStepTD
+from callbacks.health_monitor import HealthMonitor
 from callbacks.probers import FrozenReferenceProber, NoProber, PolicyProber
 from callbacks.rollout_samples import RolloutSamples
 from callbacks.rollout_writer import RolloutWriter
@@ -13,6 +14,7 @@ __all__ = [
     "AnchorStates",
     "FixedTokenSegmenter",
     "FrozenReferenceProber",
+    "HealthMonitor",
     "KStepTD",
     "MonteCarlo",
     "NoProber",

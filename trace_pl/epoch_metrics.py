@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from lightning import LightningModule
 from torch import Tensor
-from torchmetrics import MaxMetric, MeanMetric, Metric, PearsonCorrCoef, SumMetric
+from torchmetrics import MaxMetric, MeanMetric, Metric, MinMetric, PearsonCorrCoef, SumMetric
 
 Gather = Callable[[Tensor], Tensor]
 """Given the (S,) tensor of this rank, returns the (ranks, S) tensor of all."""
@@ -49,10 +49,15 @@ class EpochMetrics:
         metric = self._metrics.get(tag) or self.add(tag, SumMetric("disable", **ALONE))
         metric.update(number)
 
-    def largest(self, tag: str, value: float) -> None:
-        """Keep the largest value of a tag."""
+    def largest(self, tag: str, values: Tensor) -> None:
+        """Keep the largest item of a tag; there may be none of them."""
         metric = self._metrics.get(tag) or self.add(tag, MaxMetric("disable", **ALONE))
-        metric.update(value)
+        metric.update(_plain(values))
+
+    def smallest(self, tag: str, values: Tensor) -> None:
+        """Keep the smallest item of a tag; there may be none of them."""
+        metric = self._metrics.get(tag) or self.add(tag, MinMetric("disable", **ALONE))
+        metric.update(_plain(values))
 
     def correlate(self, tag: str, first: Tensor, second: Tensor) -> None:
         """Add pairs to the correlation of a tag, which is not defined where a side is constant."""

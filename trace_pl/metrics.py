@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from trace_pl.credit.anchoring import EQUAL_REWARDS
-from trace_pl.types import Rollout, RolloutGroup, StopReason
+from trace_pl.types import TOOL_ERRORS, Rollout, RolloutGroup, StopReason
 
 
 def rollout_items(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
     """Return what is averaged: success, turns, tokens, how rollouts ended, what they found.
 
-    Most have one item for each rollout, ``tool_errors`` has one for each turn. ``evidence_recall``
+    Most have one item for each rollout, ``tool_errors`` one for each turn. ``evidence_recall``
     is the share of the question's known evidence pages that some tool result showed in full by
     ``open``; only rollouts of questions that name their evidence have one.
     """
+    errors = [turn.result.error for r in rollouts for turn in r.turns]
     recalls = [recall for r in rollouts if (recall := evidence_recall(r)) is not None]
     items = {
         "success": [r.is_correct for r in rollouts],
@@ -25,10 +26,12 @@ def rollout_items(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
         "tool_turns": [r.num_turns for r in rollouts],
         "tokens": [len(r.token_ids) for r in rollouts],
         "answer_rate": [r.answer is not None for r in rollouts],
-        "tool_errors": [t.result.error is not None for r in rollouts for t in r.turns],
+        "tool_errors": [error is not None for error in errors],
         "repeated_calls": [_repeats(r) for r in rollouts],
         "evidence_recall": recalls,
     }
+    for kind in TOOL_ERRORS:
+        items[f"tool_errors/{kind}"] = [error == kind for error in errors]
     for reason in StopReason:
         items[f"stop/{reason.value}"] = [r.stop_reason is reason for r in rollouts]
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in items.items()}

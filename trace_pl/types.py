@@ -96,13 +96,17 @@ class ToolCall:
     arguments: Mapping[str, Any]
 
 
+TOOL_ERRORS = ("parse", "unknown_tool", "arguments", "timeout", "tool")
+"""Kinds of failure of a tool call."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolResult:
     """What a tool gave back. Errors are text for the policy, never exceptions."""
 
     text: str
     error: str | None = None
-    """Kind of failure (``parse``, ``unknown_tool``, ``arguments``, ``timeout``, ``tool``)."""
+    """One of :data:`TOOL_ERRORS`."""
     docids: tuple[str, ...] = ()
     """Documents shown to the policy by this result."""
 

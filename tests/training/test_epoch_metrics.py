@@ -38,10 +38,8 @@ def test_ragged_ranks_give_the_metrics_of_the_union(ranks):
             x, y = torch.tensor(pairs).reshape(-1, 2).unbind(dim=1)
             metrics.average({"x": x})
             metrics.correlate("xy", x, y)
-            for value in x.tolist():
-                metrics.largest("most", value)
-        if not any(updates):
-            metrics.largest("most", -math.inf)  # names the tag, as every rank has to
+            metrics.largest("most", x)
+            metrics.smallest("least", x)
         collected.append(metrics)
     found = together(collected)
     union = torch.tensor([pair for updates in ranks for pairs in updates for pair in pairs])
@@ -51,7 +49,7 @@ def test_ragged_ranks_give_the_metrics_of_the_union(ranks):
         assert found.keys() == {"number"}
         return
     assert found["x"] == pytest.approx(float(x.mean()), rel=1e-9, abs=1e-9)
-    assert found["most"] == float(x.max())
+    assert (found["most"], found["least"]) == (float(x.max()), float(x.min()))
     if len(x) > 2 and min(float(x.std()), float(y.std())) > 1.0:
         expected = float(torch.corrcoef(torch.stack([x, y]))[0, 1])
         assert found["xy"] == pytest.approx(expected, abs=1e-7)

@@ -87,7 +87,7 @@ class CreditAssigner(Callback):
                 "time/credit_s": torch.tensor(time.perf_counter() - start),
             }
         )
-        metrics.largest("weights/parity_nats", data.parity)
+        metrics.largest("weights/parity_nats", torch.tensor(data.parity))
         metrics.log(pl_module)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CreditObserver):
@@ -120,6 +120,9 @@ def experience_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -
     metrics.total("rollout/count", len(rollouts))
     items = credit_items(rollouts, report)
     metrics.average({f"credit/{name}": values for name, values in items.items()})
+    credit = _laid_end_to_end(c.credit for c in report.credits if report.values)
+    metrics.largest("credit/turn_credit_max", credit)
+    metrics.smallest("credit/turn_credit_min", credit)
     rewards = torch.tensor([r.reward for r in rollouts] if report.values else [])
     metrics.correlate("credit/value_outcome_correlation", items["value_last"], rewards)
     return metrics

@@ -1,0 +1,113 @@
+"""Alarms about learning: what the policy becomes, its credit and its copy in the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from callbacks.alarm import Alarm, History, first_and_last, lately, recent
+
+TOLERANCE = "data/parity_tolerance"
+"""Under this name an epoch holds the setting, which is no metric."""
+
+
+@dataclass(frozen=True)
+class SurprisalCollapse(Alarm):
+    """The policy writes nearly the same each time, so that groups hold nothing to compare.
+
+    Args:
+        share: Of the surprisal of the first epochs, at most.
+    """
+
+    name = "surprisal_collapse"
+    tags = ("loss/surprisal",)
+    share: float = 0.1
+
+    def message(self, history: History) -> str | None:
+        """Compare the last with the first epochs."""
+        first, last = first_and_last(history, "loss/surprisal", self.epochs)
+        if first <= 0.0 or last > self.share * first:
+            return None
+        return (
+            f"Sampled tokens surprise the policy by {last:.2g} nats, {first:.2g} in the first "
+            "epochs: it writes nearly the same each time. Likely the updates are too large. Lower "
+            "model.optimizer.init_args.lr, raise model.loss.init_args.clip_high, or set "
+            "model.loss.init_args.kl."
+        )
+
+
+@dataclass(frozen=True)
+class TurnsCollapse(Alarm):
+    """The policy stops to use its tools.
+
+    Args:
+        share: Of the tool turns of the first epochs, at most.
+    """
+
+    name = "turns_collapse"
+    tags = ("rollout/tool_turns",)
+    share: float = 0.25
+
+    def message(self, history: History) -> str | None:
+        """Compare the last with the first epochs."""
+        first, last = first_and_last(history, "rollout/tool_turns", self.epochs)
+        if first <= 0.0 or last > self.share * first:
+            return None
+        return (
+            f"A rollout has {last:.2g} tool turns, {first:.2g} in the first epochs. Likely the "
+            "reward can be had without tools, or the updates are too large. Look at the text "
+            "rollout/0, and lower model.optimizer.init_args.lr or "
+            "credit.anchor.init_args.turn_weight."
+        )
+
+
+@dataclass(frozen=True)
+class ConstantCredit(Alarm):
+    """Every turn gets the same credit, though the anchor asks for one of each."""
+
+    name = "constant_credit"
+    tags = ("credit/turn_credit_max", "credit/turn_credit_min", "rollout/tool_turns")
+
+    def message(self, history: History) -> str | None:
+        """Compare the largest with the smallest credit; an outcome-only run has neither."""
+        largest = recent(history, "credit/turn_credit_max", self.epochs)
+        smallest = recent(history, "credit/turn_credit_min", self.epochs)
+        turns = recent(history, "rollout/tool_turns", self.epochs)
+        if not largest or not smallest or not turns or min(turns) <= 0.0:
+            return None
+        if any(high - low > 1e-6 for high, low in zip(largest, smallest, strict=True)):
+            return None
+        return (
+            f"Every turn got the same credit ({largest[-1]:.3g} nats) in {lately(self.epochs)}, so "
+            "turns teach nothing. Likely the gold answers are equally likely after every prefix: "
+            "check the answers of data.task, model.reference_name and credit.prober. Or use "
+            "callbacks.OutcomeOnly as credit.anchor, which needs no credit."
+        )
+
+
+@dataclass(frozen=True)
+class ParityDrift(Alarm):
+    """Engine and trainer come close to the difference at which the run stops.
+
+    Args:
+        share: Of ``data.parity_tolerance``, at least.
+    """
+
+    name = "parity_drift"
+    tags = ("weights/parity_nats",)
+    share: float = 0.5
+
+    def message(self, history: History) -> str | None:
+        """Compare with the tolerance."""
+        parity = recent(history, "weights/parity_nats", self.epochs)
+        if not parity:
+            return None
+        tolerance = history[-1].get(TOLERANCE, 0.0)
+        if tolerance <= 0.0 or min(parity) <= self.share * tolerance:
+            return None
+        return (
+            f"Log-probs of engine and trainer differ by {parity[-1]:.2g} nats after a push, more "
+            f"than {self.share:.0%} of data.parity_tolerance ({tolerance:g}) in "
+            f"{lately(self.epochs)}; beyond it the run stops. Likely half precision: use one dtype "
+            "for model.dtype, trainer.strategy and data.engine.init_args.dtype, or raise "
+            "data.parity_tolerance."
+        )
