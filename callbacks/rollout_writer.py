@@ -1,64 +1,180 @@
-"""`trace-pl predict` leaves one JSON line for each rollout."""
+"""`trace-pl predict` leaves one JSON line for each rollout, enough to judge it without a model."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any
 
 import lightning
-from lightning.pytorch.callbacks import BasePredictionWriter
+from lightning.pytorch.callbacks import Callback
 
-from trace_pl.files import write_atomically
-from trace_pl.types import Rollout, RolloutGroup
+from trace_pl.batch import EvaluationBatch
+from trace_pl.distributed.leader import is_leader, to_leader
+from trace_pl.files import require_writable, unused_name, write_atomically
+from trace_pl.rollout.template import ChatTemplate, message
+from trace_pl.types import Question, Rollout, RolloutGroup, TokenKind
+
+_LOST: dict[str, Any] = {
+    "answer": None,
+    "is_correct": None,
+    "reward": None,
+    "stop_reason": None,
+    "policy_version": None,
+    "prompt": None,
+    "messages": [],
+    "final_message": None,
+    "turns": [],
+    "tokens": None,
+    "logprob": None,
+}
 
 
-class RolloutWriter(BasePredictionWriter):
-    """Writes predicted rollouts to ``rollouts.jsonl`` in the run's folder.
+class RolloutWriter(Callback):
+    """Writes predicted rollouts to ``rollouts.jsonl`` in the run's folder, in order of questions.
+
+    One process writes those of all ranks, in one rename. A run without a logger has no folder of
+    its own: it writes to ``trainer.default_root_dir``, beside what an earlier one left there.
 
     Args:
         file_name: Name of the file.
     """
 
     def __init__(self, file_name: str = "rollouts.jsonl") -> None:
-        """Write once, when all predictions are there."""
-        super().__init__(write_interval="epoch")
+        """Start with nothing sampled."""
         self.file_name = file_name
+        self._groups: list[RolloutGroup] = []
 
-    def write_on_epoch_end(
+    def on_predict_start(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        """Make sure that a file can be written before anything is sampled for it."""
+        self._groups = []
+        folder = _folder(trainer)
+        if is_leader():
+            require_writable(folder, "`trainer.logger` or `trainer.default_root_dir`")
+
+    def on_predict_batch_end(
         self,
         trainer: lightning.Trainer,
         pl_module: lightning.LightningModule,
-        predictions: Sequence[list[RolloutGroup]],
-        batch_indices: Sequence[Any],
+        outputs: EvaluationBatch,
+        batch: EvaluationBatch,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
-        """Write the file in one rename and say where it is."""
-        rollouts = [r for groups in predictions for group in groups for r in group.rollouts]
-        path = Path(trainer.log_dir or trainer.default_root_dir) / self.file_name
-        lines = [json.dumps(rollout_record(rollout), ensure_ascii=False) for rollout in rollouts]
-        write_atomically(path, "\n".join(lines) + "\n")
-        print(f"{len(rollouts)} rollouts in {path}")
+        """Keep what was sampled."""
+        self._groups.extend(outputs.groups)
+
+    def on_predict_epoch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
+    ) -> None:
+        """Bring all ranks' lines together, write the file and say where it is."""
+        folder = _folder(trainer)
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        run = {
+            "model": pl_module.model_name,
+            "checkpoint": str(trainer.ckpt_path) if trainer.ckpt_path else None,
+            "config": str(folder / "config.yaml") if trainer.loggers else None,
+        }
+        lines: list[list[str]] = []
+        for group in self._groups:
+            records = [rollout_record(r, data.template, data.system_prompt) for r in group.rollouts]
+            records = records or [lost_record(group.question)]
+            lines.append([_line({**record, "run": run}) for record in records])
+        ranks = to_leader(lines)
+        if is_leader():
+            # Question n is the (n div ranks)-th of rank n mod ranks.
+            dealt = chain.from_iterable(zip_longest(*ranks, fillvalue=[]))
+            written = list(chain.from_iterable(dealt))
+            path = unused_name(folder / self.file_name)
+            write_atomically(path, "".join(written))
+            print(f"{len(written):,} rollouts in {path}")
 
 
-def rollout_record(rollout: Rollout) -> dict[str, Any]:
-    """Return what a person or a script wants to know of a rollout, without tensors."""
-    return {
-        "question_id": rollout.question.id,
-        "question": rollout.question.text,
-        "gold": list(rollout.question.answers),
-        "answer": rollout.answer,
-        "reward": rollout.reward,
-        "stop_reason": rollout.stop_reason.value,
-        "tokens": len(rollout.token_ids),
-        "turns": [
+def rollout_record(
+    rollout: Rollout, template: ChatTemplate, system_prompt: str = ""
+) -> dict[str, Any]:
+    """Return what a person or a script wants to know of a rollout, without tensors.
+
+    ``messages`` holds all text once. ``turns[k]["message"]`` is the position of the policy's
+    message that made call k; the result of the call is the message after it. ``logprob`` is the sum
+    of the sampling log-probs, in nats.
+    """
+    messages: list[Mapping[str, Any]] = [*template.opening(system_prompt, rollout.question.text)]
+    turns = []
+    for turn in rollout.turns:
+        span = slice(turn.action_start, turn.action_stop)
+        turns.append(
             {
+                "message": len(messages),
                 "tool": turn.call.name,
                 "arguments": dict(turn.call.arguments),
-                "result": turn.result.text,
                 "error": turn.result.error,
                 "docids": list(turn.result.docids),
+                "tokens": turn.action_stop - turn.action_start,
+                "logprob": _sum(rollout, span),
             }
-            for turn in rollout.turns
-        ],
+        )
+        messages.append(message("assistant", _sampled_text(rollout, span, template)))
+        messages.append(message("tool", turn.result.text))
+    tail = rollout.turns[-1].observation_stop if rollout.turns else rollout.prompt_length
+    final = None
+    if bool(rollout.loss_mask[tail:].any()):
+        final = _sampled_text(rollout, slice(tail, None), template)
+        messages.append(message("assistant", final))
+    counts = {kind: int((rollout.kinds == kind).sum()) for kind in TokenKind}
+    return {
+        **_question_fields(rollout.question),
+        "answer": rollout.answer,
+        "is_correct": rollout.is_correct,
+        "reward": rollout.reward,
+        "stop_reason": rollout.stop_reason.value,
+        "policy_version": rollout.policy_version,
+        "prompt": template.decode(rollout.token_ids[: rollout.prompt_length].tolist()),
+        "messages": messages,
+        "final_message": final,
+        "turns": turns,
+        "tokens": {kind.name.lower(): count for kind, count in counts.items()},
+        "logprob": _sum(rollout, slice(None)),
     }
+
+
+def lost_record(question: Question) -> dict[str, Any]:
+    """Return the record of a question whose rollout failed through no fault of the policy.
+
+    It has the same fields as others, so that a share of all questions can be taken.
+    """
+    return {**_question_fields(question), **_LOST}
+
+
+def _question_fields(question: Question) -> dict[str, Any]:
+    return {
+        "question_id": question.id,
+        "question": question.text,
+        "gold": list(question.answers),
+        "meta": dict(question.meta),
+    }
+
+
+def _sampled_text(rollout: Rollout, span: slice, template: ChatTemplate) -> str:
+    """Return what the policy wrote in a span, thinking included, its end-of-turn token left out."""
+    ids = rollout.token_ids[span][rollout.loss_mask[span]].tolist()
+    text = template.decode(ids[:-1] if ids[-1:] == [template.end_of_turn] else ids)
+    return f"<think>\n{text}" if template.thinking_open else text
+
+
+def _sum(rollout: Rollout, span: slice) -> float:
+    return round(float(rollout.logprobs[span].double().sum()), 4)
+
+
+def _folder(trainer: lightning.Trainer) -> Path:
+    log_dir = trainer.log_dir  # a broadcast, so every rank has to ask
+    return Path(log_dir or trainer.default_root_dir)
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    # A task may put anything into a question's meta.
+    return json.dumps(record, ensure_ascii=False, default=str) + "\n"

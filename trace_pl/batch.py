@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -265,10 +265,22 @@ def _lengths(rollouts: Sequence[Rollout]) -> list[int]:
     return [len(r.token_ids) for r in rollouts]
 
 
-class OneBatch(IterableDataset[list[RolloutGroup]]):
+class EvaluationBatch:
+    """Groups that are looked at and not trained on, one for each question in order.
+
+    A plain class without ``to``: Lightning takes collections and dataclasses apart, to cast their
+    tensors to the training precision and to move them, which frozen ones refuse.
+    """
+
+    def __init__(self, groups: Iterable[RolloutGroup]) -> None:
+        """Hold the groups; one whose rollouts were all lost is empty."""
+        self.groups = tuple(groups)
+
+
+class OneBatch(IterableDataset[EvaluationBatch]):
     """One batch that is made when it is read; sized, so nothing is prefetched."""
 
-    def __init__(self, make: Callable[[], list[RolloutGroup]]) -> None:
+    def __init__(self, make: Callable[[], EvaluationBatch]) -> None:
         """Remember how to make it."""
         self.make = make
 
@@ -276,7 +288,7 @@ class OneBatch(IterableDataset[list[RolloutGroup]]):
         """Return 1."""
         return 1
 
-    def __iter__(self) -> Iterator[list[RolloutGroup]]:
+    def __iter__(self) -> Iterator[EvaluationBatch]:
         """Make and yield the batch."""
         yield self.make()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import ConfigError, TraceError
+from trace_pl.files import require_writable
 from trace_pl.module import TraceModule
 
 SLOTS: dict[str, tuple[type, str]] = {
@@ -57,7 +57,7 @@ class TraceCLI(LightningCLI):
         root = run_root(config)
         if root is None:
             return
-        require_writable(root)
+        require_writable(root, "`trainer.logger.init_args.save_dir`")
         if config.get("ckpt_path") == "last":
             run, checkpoint = newest_run(root)
             config["ckpt_path"] = str(checkpoint)
@@ -137,23 +137,6 @@ def claim_version(logger: Logger) -> None:
             return
         except FileExistsError:
             logger._version = logger.version + 1
-
-
-def require_writable(folder: Path) -> None:
-    """Create the folder and prove that files can be written there.
-
-    Raises:
-        ConfigError: if that fails.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise ConfigError(
-            f"Expected a writable run folder at '{folder}', got: {error}. Set "
-            "`trainer.logger.init_args.save_dir` to a folder you own."
-        ) from error
 
 
 def newest_run(root: Path) -> tuple[Path, Path]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from trace_pl.batch import BatchPlan, OneBatch, RolloutBuffer
+from trace_pl.batch import BatchPlan, EvaluationBatch, OneBatch, RolloutBuffer
 from trace_pl.data.answer_formats import AnswerFormat, AnswerTags
 from trace_pl.data.stream import QuestionStream
 from trace_pl.data.task import Split, Task
@@ -344,7 +344,7 @@ class RolloutDataModule(lightning.LightningDataModule):
     def _evaluation_loader(self, split: Split) -> DataLoader[Any]:
         questions = self.task.questions(split)[: self.evaluation_questions]
         mine = self._of_this_rank(questions)
-        rollouts = OneBatch(lambda: list(self.collect(mine, 1, split).values()))
+        rollouts = OneBatch(lambda: EvaluationBatch(self.collect(mine, 1, split).values()))
         return DataLoader(rollouts, batch_size=None)
 
     # --- resume -----------------------------------------------------------------------------

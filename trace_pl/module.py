@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from trace_pl.adapters import LoRA, adapter_off
-from trace_pl.batch import Minibatch, RolloutBuffer
+from trace_pl.batch import EvaluationBatch, Minibatch, RolloutBuffer
 from trace_pl.checkpoint import require_same
 from trace_pl.distributed.norm import total_norm
 from trace_pl.distributed.strategy import ShardedStrategy
@@ -98,6 +98,8 @@ class TraceModule(lightning.LightningModule):
         self.experts = experts or Experts()
         self._metrics = EpochMetrics()
         self._guard = StepGuard(max_bad_steps)
+        # Lightning restores its own count of steps for training alone.
+        self._loaded_step: int | None = None
         self._update_start = 0.0
         self._update_seconds = 0.0
         # A tuple hides the reference from the module tree: a frozen copy belongs in neither the
@@ -175,19 +177,23 @@ class TraceModule(lightning.LightningModule):
     @property
     def policy_version(self) -> int:
         """Optimizer steps the policy has taken; stamped on every rollout."""
-        return int(self.global_step)
+        return int(self.global_step) if self._loaded_step is None else self._loaded_step
 
     def policy_tensors(self) -> Iterable[tuple[str, Tensor]]:
         """Return the policy's weights under their checkpoint names, for a weight push."""
         return pushable_tensors(self.policy, lambda: self.policy_version)
 
     def transfer_batch_to_device(
-        self, batch: Minibatch | list[RolloutGroup], device: torch.device, dataloader_idx: int
-    ) -> Minibatch | list[RolloutGroup]:
+        self, batch: Minibatch | EvaluationBatch, device: torch.device, dataloader_idx: int
+    ) -> Minibatch | EvaluationBatch:
         """Move a minibatch; evaluation batches are frozen records that stay where they are."""
         return batch.to(device) if isinstance(batch, Minibatch) else batch
 
     # --- training ---------------------------------------------------------------------------
+
+    def on_train_start(self) -> None:
+        """Count steps with the Trainer from here on."""
+        self._loaded_step = None
 
     def on_train_epoch_start(self) -> None:
         """Fix the old log-probs before the first step, if there is more than one."""
@@ -301,17 +307,17 @@ class TraceModule(lightning.LightningModule):
 
     # --- evaluation -------------------------------------------------------------------------
 
-    def validation_step(self, groups: Sequence[RolloutGroup], batch_idx: int) -> None:
+    def validation_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         """Log success and behaviour on held-out questions."""
-        self._evaluate("validation", groups)
+        self._evaluate("validation", batch.groups)
 
-    def test_step(self, groups: Sequence[RolloutGroup], batch_idx: int) -> None:
+    def test_step(self, batch: EvaluationBatch, batch_idx: int) -> None:
         """Log success and behaviour on test questions."""
-        self._evaluate("test", groups)
+        self._evaluate("test", batch.groups)
 
-    def predict_step(self, groups: Sequence[RolloutGroup], batch_idx: int) -> list[RolloutGroup]:
+    def predict_step(self, batch: EvaluationBatch, batch_idx: int) -> EvaluationBatch:
         """Return the rollouts themselves."""
-        return list(groups)
+        return batch
 
     def _evaluate(self, stage: str, groups: Sequence[RolloutGroup]) -> None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
@@ -346,6 +352,7 @@ class TraceModule(lightning.LightningModule):
             ConfigError: if one of the checkpoint's is not the configured one.
         """
         require_same(checkpoint, self._identity())
+        self._loaded_step = int(checkpoint["global_step"])
 
     def _identity(self) -> dict[str, Any]:
         """Return what a run has to agree on with the checkpoint it goes on from."""

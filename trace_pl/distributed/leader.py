@@ -25,3 +25,12 @@ def from_leader(value: Any) -> Any:  # noqa: ANN401  (any picklable object of ou
     distributed.broadcast_object_list(values, src=0)
     distributed.barrier()  # a broadcast alone lets the leader go on before the others come
     return values[0]
+
+
+def to_leader(value: Any) -> list[Any]:  # noqa: ANN401  (any picklable object of our own)
+    """Return the values of all ranks in their order on the leader, nothing on the others."""
+    if not has_other_ranks():
+        return [value]
+    values: list[Any] | None = [None] * distributed.get_world_size() if is_leader() else None
+    distributed.gather_object(value, values, dst=0)
+    return values or []
