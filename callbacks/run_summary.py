@@ -92,7 +92,7 @@ class RunSummary(Callback):
         return {
             "success_before": first["success"],
             "success_after": last["success"],
-            "questions": len(data.task.questions("validation")[: data.evaluation_questions]),
+            "questions": len(data.asked.questions("validation")),
             "epochs": trainer.current_epoch,
             "updates": trainer.global_step,
             "tool_turns_before": first["tool_turns"],

@@ -90,7 +90,8 @@ class TraceCLI(LightningCLI):
 
             memory = torch.cuda.get_device_properties(0).total_memory
             require_fit(self.config["fit"], memory / 2**30, self.trainer.world_size)
-        self.datamodule.open(starts_engine=self.trainer.world_size == 1)
+        num_ranks = self.trainer.world_size
+        self.datamodule.open(str(self.subcommand), num_ranks, starts_engine=num_ranks == 1)
         if self.trainer.is_global_zero:
             for logger in self.trainer.loggers:
                 claim_version(logger)

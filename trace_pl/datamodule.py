@@ -8,11 +8,13 @@ from typing import Any, Literal, TypeVar
 
 import lightning
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from trace_pl.batch import BatchPlan, EvaluationBatch, OneBatch, RolloutBuffer
 from trace_pl.data.answer_formats import AnswerFormat, AnswerTags
+from trace_pl.data.asked import AskedQuestions
 from trace_pl.data.stream import QuestionStream
 from trace_pl.data.task import Split, Task
 from trace_pl.errors import ConfigError
@@ -61,7 +63,9 @@ class RolloutDataModule(lightning.LightningDataModule):
         reward: Outcome reward; None means normalised exact match.
         system_prompt: Put before the instruction of the answer format and before the tools'
             description.
-        evaluation_questions: Questions of each validation, one rollout each.
+        evaluation_questions: Questions of each validation, the first of the split, one rollout
+            each; None takes all.
+        test_questions: The same for ``test`` and ``predict``.
         parity_tolerance: Largest allowed difference, in nats, between engine and trainer on the
             log-probs of a fixed prompt after each weight push.
         seed: Orders the questions.
@@ -86,11 +90,12 @@ class RolloutDataModule(lightning.LightningDataModule):
         answer_format: AnswerFormat | None = None,
         reward: Reward | None = None,
         system_prompt: str = "",
-        evaluation_questions: int = 128,
+        evaluation_questions: int | None = 128,
         parity_tolerance: float = 1e-3,
         seed: int = 0,
         extra_questions: int = 0,
         max_staleness: Literal[0, 1] = 0,
+        test_questions: int | None = None,
     ) -> None:
         """Store settings; nothing heavy happens before :meth:`open`.
 
@@ -109,10 +114,11 @@ class RolloutDataModule(lightning.LightningDataModule):
             "num_passes": (num_passes, 1),
             "tokens_per_forward": (tokens_per_forward, 1),
             "evaluation_questions": (evaluation_questions, 1),
+            "test_questions": (test_questions, 1),
             "extra_questions": (extra_questions, 0),
         }
         for name, (value, least) in counts.items():
-            if value < least:
+            if value is not None and value < least:
                 raise ConfigError(f"Expected data.{name} of at least {least}, got {value}.")
         if extra_questions and max_staleness:
             raise ConfigError(
@@ -131,7 +137,11 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.answer_format = answer_format or AnswerTags()
         self.reward = reward or ExactMatchReward()
         self.system_prompt = system_prompt
-        self.evaluation_questions = evaluation_questions
+        self.asked = AskedQuestions(
+            task,
+            at_least=questions_per_epoch + extra_questions,
+            at_most={"validation": evaluation_questions, "test": test_questions},
+        )
         self.parity_tolerance = parity_tolerance
         self.max_staleness = max_staleness
         self._stream = QuestionStream([], seed)
@@ -143,22 +153,31 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     # --- set-up -----------------------------------------------------------------------------
 
-    def open(self, starts_engine: bool = True) -> None:
+    def open(self, stage: str = "fit", num_ranks: int = 1, starts_engine: bool = True) -> None:
         """Load and check everything a run stands on; what was done before is not done again.
 
         The command line calls this before the Trainer creates a run folder, so that a mistake costs
         seconds and leaves nothing behind.
 
         Args:
+            stage: What is run, which says the questions that are needed.
+            num_ranks: Processes that share the questions.
             starts_engine: Whether to start the engine as well. One inside a process that is one of
                 several ranks has to wait until they have met.
         """
-        if not self._stream.questions:
+        is_fit = stage == "fit"
+        if is_fit and self.questions_per_epoch < num_ranks:
+            raise ConfigError(
+                f"Expected data.questions_per_epoch of at least 1 for each of {num_ranks} ranks, "
+                f"got {self.questions_per_epoch}."
+            )
+        splits = self.asked.read(stage, num_ranks)
+        if self._tools is None:
             self.template = self._make_template()
-            questions = self.task.questions("train")
-            for question in [*questions, *self.task.questions("validation")]:
-                prompt_of(question, self.template, self.limits, self.system_prompt)
-            self._stream.questions = questions
+        for question in [question for split in splits for question in split]:
+            prompt_of(question, self.template, self.limits, self.system_prompt)
+        if is_fit:
+            self._stream.questions = self.asked.questions("train")
         if starts_engine and self._collector is None:
             self._start_engine()
 
@@ -206,14 +225,7 @@ class RolloutDataModule(lightning.LightningDataModule):
                 f"{self.trainer.accumulate_grad_batches}. It is set for each epoch, from "
                 "data.tokens_per_forward; leave it out."
             )
-        world_size = self.trainer.world_size if self.trainer else 1
-        if min(self.questions_per_epoch, self.evaluation_questions) < world_size:
-            raise ConfigError(
-                "Expected data.questions_per_epoch and data.evaluation_questions of at least 1 for "
-                f"each of {world_size} ranks, got {self.questions_per_epoch} and "
-                f"{self.evaluation_questions}."
-            )
-        self.open()
+        self.open(stage, self.trainer.world_size if self.trainer else 1)
 
     @property
     def collector(self) -> Collector:
@@ -342,8 +354,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         return self._evaluation_loader("test")
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Any]:
-        questions = self.task.questions(split)[: self.evaluation_questions]
-        mine = self._of_this_rank(questions)
+        mine = self._of_this_rank(self.asked.questions(split))
         rollouts = OneBatch(lambda: EvaluationBatch(self.collect(mine, 1, split).values()))
         return DataLoader(rollouts, batch_size=None)
 
@@ -354,9 +365,11 @@ class RolloutDataModule(lightning.LightningDataModule):
         return self._before_ahead or self._stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the question stream.
+        """Continue the question stream; a run that does not train asks what it likes.
 
         Raises:
             ConfigError: if the questions are not those of the checkpoint.
         """
+        if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
+            return
         self._stream.load_state_dict(state_dict)

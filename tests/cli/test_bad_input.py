@@ -43,6 +43,7 @@ def write_task(folder: Path, question: dict | None = None, documents: Sequence[d
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in content))
     task = "--data.task.init_args"
     return [
+        "--data.questions_per_epoch=1",
         "--data.task=trace_pl.data.task.FileTask",
         f"{task}.corpus={folder / 'corpus.jsonl'}",
         f"{task}.train={folder / 'train.jsonl'}",
@@ -104,6 +105,17 @@ def test_an_empty_corpus_is_one_line(fit, tmp_path):
 def test_a_question_without_gold_answer_is_one_line_with_its_row(fit, tmp_path):
     arguments = write_task(tmp_path, question={"id": "q1", "question": "Who?", "answer": " "})
     assert_one_line(*fit(*arguments), "train.jsonl:1", "answer")
+
+
+def test_fewer_training_questions_than_an_epoch_takes_is_one_line(fit, tmp_path):
+    arguments = [*write_task(tmp_path), "--data.questions_per_epoch=3", "--data.extra_questions=2"]
+    words = ("at least 5 training questions", "extra_questions", "got 1")
+    assert_one_line(*fit(*arguments), *words)
+
+
+def test_evidence_that_is_no_list_is_one_line_with_its_row(fit, tmp_path):
+    question = {"id": "q1", "question": "Who?", "answer": "Mira", "evidence": "d1"}
+    assert_one_line(*fit(*write_task(tmp_path, question)), "train.jsonl:1", "list of docids")
 
 
 def test_a_group_of_one_is_one_line(fit):

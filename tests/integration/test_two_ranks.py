@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli_runner import run_cli
 from processes import torchrun
 
+from trace_pl.data.closed_web.task import ClosedWebTask
 from trace_pl.policy import BUILT_IN_BASE, load_model
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = (
-    "fit",
+BASE = (
     f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
     "--data.engine=trace_pl.rollout.hf_engine.HFEngine",
     "--data.engine.max_model_len=1024",
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+)
+SETTINGS = (
+    "fit",
+    *BASE,
     "--data.questions_per_epoch=5",  # three for one rank, two for the other
     "--data.group_size=4",
     "--data.num_steps=1",  # rows are dealt to steps on each rank by itself
@@ -24,11 +31,10 @@ SETTINGS = (
     "--data.evaluation_questions=5",
     "--trainer.max_epochs=3",
     "--trainer.check_val_every_n_epoch=3",
-    "--trainer.accelerator=cpu",
     "--model.optimizer=torch.optim.SGD",
     "--model.optimizer.lr=5.0",
-    "--trainer.enable_progress_bar=false",
 )
+TWO = ("--trainer.strategy=ddp", "--trainer.devices=2")
 
 
 def run(
@@ -47,13 +53,13 @@ def run(
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
     single = run(tmp_path / "one")
     double = run(
         tmp_path / "two",
         start=torchrun(2),
-        more=("--trainer.strategy=ddp", "--trainer.devices=2"),
+        more=TWO,
     )
     assert single["global_step"] == double["global_step"] == 3
     start = flat(load_model(BUILT_IN_BASE).state_dict(), "")
@@ -67,6 +73,42 @@ def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
     assert two["success_before"] == pytest.approx(one["success_before"])
     assert two["success_after"] == pytest.approx(one["success_after"])
     assert two["tool_turns_after"] == pytest.approx(one["tool_turns_after"])
+    predict_with_one_and_with_two(tmp_path)
+
+
+def predict_with_one_and_with_two(folder: Path) -> None:
+    """Two ranks write the file that one writes: every question once, in order."""
+    checkpoint = folder / "one" / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
+    (folder / "alone").mkdir()
+    settings = ("predict", *BASE, "--data.test_questions=5", f"--ckpt_path={checkpoint}")
+    alone = f"--trainer.default_root_dir={folder / 'alone'}"
+    assert run_cli(*settings, "--trainer.logger=false", alone) == 0
+    together = f"--trainer.logger.init_args.save_dir={folder / 'together'}"
+    done = subprocess.run(
+        [*torchrun(2), "-m", "trace_pl.cli", *settings, *TWO, together],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    (written,) = (folder / "together").rglob("rollouts*")
+    assert done.stdout.count("5 rollouts in") == 1
+    assert f"5 rollouts in {written}" in done.stdout
+    assert [path.name for path in (folder / "alone").iterdir()] == ["rollouts.jsonl"]
+    one, two = (
+        [json.loads(line) for line in path.read_text().splitlines()]
+        for path in (folder / "alone" / "rollouts.jsonl", written)
+    )
+    assert [record["question_id"] for record in one] == [
+        question.id for question in ClosedWebTask([3]).questions("test")[:5]
+    ]
+    for a, b in zip(one, two, strict=True):
+        assert (a["run"]["checkpoint"], a["policy_version"]) == (str(checkpoint), 3)
+        assert a["run"]["config"] is None
+        assert Path(b["run"]["config"]).is_file()
+        for name in ("question_id", "messages", "answer", "is_correct", "stop_reason", "tokens"):
+            assert a[name] == b[name], name
+        assert a["logprob"] == pytest.approx(b["logprob"], abs=1e-3)
 
 
 def flat(weights: dict, prefix: str) -> torch.Tensor:
