@@ -160,9 +160,10 @@ def _question_fields(question: Question) -> dict[str, Any]:
 
 
 def _sampled_text(rollout: Rollout, span: slice, template: ChatTemplate) -> str:
-    """Return what the policy wrote in a span, thinking included, its end-of-turn token left out."""
+    """Return what the policy wrote in a span, thinking included, without the token that ends it."""
     ids = rollout.token_ids[span][rollout.loss_mask[span]].tolist()
-    text = template.decode(ids[:-1] if ids[-1:] == [template.end_of_turn] else ids)
+    is_ended = ids[-1] in template.stop_ids
+    text = template.decode(ids[:-1] if is_ended else ids)
     return f"<think>\n{text}" if template.thinking_open else text
 
 
