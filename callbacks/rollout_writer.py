@@ -15,6 +15,7 @@ from trace_pl.batch import EvaluationBatch
 from trace_pl.distributed.leader import is_leader, to_leader
 from trace_pl.files import require_writable, unused_name, write_atomically
 from trace_pl.rollout.template import ChatTemplate, message
+from trace_pl.run_folder import run_folder
 from trace_pl.types import Question, Rollout, RolloutGroup, TokenKind
 
 _LOST: dict[str, Any] = {
@@ -172,8 +173,7 @@ def _sum(rollout: Rollout, span: slice) -> float:
 
 
 def _folder(trainer: lightning.Trainer) -> Path:
-    log_dir = trainer.log_dir  # a broadcast, so every rank has to ask
-    return Path(log_dir or trainer.default_root_dir)
+    return run_folder(trainer) or Path(trainer.default_root_dir)
 
 
 def _line(record: Mapping[str, Any]) -> str:

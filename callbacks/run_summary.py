@@ -13,23 +13,24 @@ import lightning
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from trace_pl.files import write_atomically
+from trace_pl.run_folder import run_folder
 
 _PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tantivy")
 
 
 class RunSummary(Callback):
-    """Keeps the first and the last evaluation of a run and says what came of it.
+    """Keeps the evaluation before training and the last one of a run, and says what came of it.
 
-    The first evaluation is the Trainer's sanity check (`num_sanity_val_steps: -1`), which runs on
-    all held-out questions before any update.
+    The first is the Trainer's sanity check (`num_sanity_val_steps: -1`), which runs on all held-out
+    questions before any update; without it, what was before stays unknown.
     """
 
     def __init__(self) -> None:
         """Start with nothing measured."""
-        self._evaluations: list[dict[str, float]] = []
-        self._seconds = {"total": 0.0, "training": 0.0}
+        self._before: dict[str, float] = {}
+        self._after: dict[str, float] = {}
         self._start = 0.0
-        self._train_start = 0.0
+        self._train_start: float | None = None
 
     @property
     def state_key(self) -> str:
@@ -37,12 +38,13 @@ class RunSummary(Callback):
         return "RunSummary"
 
     def state_dict(self) -> dict[str, Any]:
-        """Keep the first evaluation, so that a resumed run still knows where it began."""
-        return {"first": self._evaluations[:1]}
+        """Keep both evaluations, so that a resumed run still knows where it began."""
+        return {"before": self._before, "after": self._after}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the first evaluation."""
-        self._evaluations = list(state_dict["first"])
+        """Restore both evaluations; a checkpoint of an older version has neither."""
+        self._before = dict(state_dict.get("before", {}))
+        self._after = dict(state_dict.get("after", {}))
 
     def on_fit_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
@@ -65,42 +67,44 @@ class RunSummary(Callback):
             for name, value in trainer.callback_metrics.items()
             if name.startswith("validation/")
         }
-        if not metrics or (trainer.sanity_checking and self._evaluations):
-            return
-        metrics["epoch"] = 0.0 if trainer.sanity_checking else trainer.current_epoch + 1.0
-        self._evaluations.append(metrics)
-        if trainer.sanity_checking and trainer.logger is not None:
-            first = {f"validation/{name}": value for name, value in metrics.items()}
-            trainer.logger.log_metrics(first, step=0)
+        if not trainer.sanity_checking:
+            self._after = metrics
+        elif metrics and not self._before:
+            self._before = metrics
+            if trainer.logger is not None:
+                first = {f"validation/{name}": value for name, value in metrics.items()}
+                trainer.logger.log_metrics(first | {"epoch": 0.0}, step=0)
 
     def on_fit_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
         """Write and print the summary."""
-        log_dir = trainer.log_dir  # a broadcast, so every rank has to ask
-        if not self._evaluations or log_dir is None or not trainer.is_global_zero:
+        folder = run_folder(trainer)  # a broadcast, so every rank has to ask
+        if folder is None or not trainer.is_global_zero:
             return
-        folder = Path(log_dir)
         summary = self._summary(trainer, folder)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-        print(render_summary(summary, folder))
+        print(render_summary(summary, folder, len(trainer.loggers)))
 
     def _summary(self, trainer: lightning.Trainer, folder: Path) -> dict[str, Any]:
-        first, last = self._evaluations[0], self._evaluations[-1]
+        before, after = self._before, self._after
         now = time.perf_counter()
+        began = now if self._train_start is None else self._train_start
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         checkpoint = trainer.checkpoint_callback
-        path = checkpoint.last_model_path if isinstance(checkpoint, ModelCheckpoint) else ""
+        path = ""
+        if isinstance(checkpoint, ModelCheckpoint):
+            path = checkpoint.last_model_path or checkpoint.best_model_path
         return {
-            "success_before": first["success"],
-            "success_after": last["success"],
+            "success_before": before.get("success"),
+            "success_after": after.get("success"),
             "questions": len(data.asked.questions("validation")),
             "epochs": trainer.current_epoch,
             "updates": trainer.global_step,
-            "tool_turns_before": first["tool_turns"],
-            "tool_turns_after": last["tool_turns"],
-            "evidence_recall_before": first.get("evidence_recall"),
-            "evidence_recall_after": last.get("evidence_recall"),
+            "tool_turns_before": before.get("tool_turns"),
+            "tool_turns_after": after.get("tool_turns"),
+            "evidence_recall_before": before.get("evidence_recall"),
+            "evidence_recall_after": after.get("evidence_recall"),
             "seconds": round(now - self._start, 1),
-            "training_seconds": round(now - self._train_start, 1),
+            "training_seconds": round(now - began, 1),
             "checkpoint": path,
             "tensorboard": str(folder),
             "versions": {
@@ -110,14 +114,24 @@ class RunSummary(Callback):
         }
 
 
-def render_summary(summary: dict[str, Any], folder: Path) -> str:
-    """Return the few lines a person wants to read when a run has ended."""
-    before, after = summary["success_before"], summary["success_after"]
-    turns_before, turns_after = summary["tool_turns_before"], summary["tool_turns_after"]
+def render_summary(summary: dict[str, Any], folder: Path, num_loggers: int = 1) -> str:
+    """Return the few lines a person wants to read when a run has ended.
+
+    Args:
+        summary: What is written to `summary.json`.
+        folder: Of the run.
+        num_loggers: Of several no version can be set in a command.
+    """
+    again = (
+        f"  trace-pl fit --config {folder / 'config.yaml'} --credit.anchor callbacks.OutcomeOnly"
+    )
+    if not folder.name.startswith("version_"):  # a named one is refused to a second run
+        again += f" --trainer.logger.init_args.version {folder.name}-grpo"
     lines = [
         "",
-        f"Held-out success  {before:.1%} -> {after:.1%}   ({summary['questions']} questions)",
-        f"Tool turns        {turns_before:.1f} -> {turns_after:.1f}",
+        f"Held-out success  {_change(summary, 'success', '.1%')}   "
+        f"({summary['questions']} questions)",
+        f"Tool turns        {_change(summary, 'tool_turns', '.1f')}",
         f"Training          {summary['epochs']} epochs, {summary['updates']} updates, "
         f"{summary['training_seconds']:.0f} s",
         f"Checkpoint        {summary['checkpoint'] or 'none'}",
@@ -125,7 +139,12 @@ def render_summary(summary: dict[str, Any], folder: Path) -> str:
         "",
         "Next:",
         f"  tensorboard --logdir {folder.parent}",
-        f"  trace-pl fit --config {folder / 'config.yaml'} --credit.anchor callbacks.OutcomeOnly"
-        "   # the same run with plain GRPO",
     ]
+    if num_loggers == 1 or folder.name.startswith("version_"):
+        lines.append(f"{again}   # the same run with plain GRPO")
     return "\n".join(lines)
+
+
+def _change(summary: dict[str, Any], name: str, form: str) -> str:
+    values = (summary[f"{name}_before"], summary[f"{name}_after"])
+    return " -> ".join("not measured" if v is None else format(v, form) for v in values)

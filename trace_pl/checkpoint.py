@@ -10,6 +10,7 @@ import pickle
 import shutil
 import tempfile
 import warnings
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -106,8 +107,11 @@ def read_meta(path: Path) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except (OSError, pickle.UnpicklingError, RuntimeError) as error:
+        is_other = file.is_file() and not zipfile.is_zipfile(file)  # which torch calls an old one
+        got = "a file that is none" if is_other else one_line(error)
         raise ConfigError(
-            f"Expected a checkpoint of a run at '{path}', got: {one_line(error)}"
+            f"Expected a checkpoint of a run at '{path}', got: {got}. Give the path of one of a "
+            "run's `checkpoints`."
         ) from error
     missing = [name for name in _EXPECTED if name not in saved]
     if missing:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from pathlib import Path
 from typing import Any
 
 import lightning
 import torch
-from jsonargparse import Namespace
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from trace_pl.checkpoint import CheckpointFiles
 from trace_pl.credit.assigner import CreditAssigner
@@ -20,8 +17,9 @@ from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import ConfigError, TraceError
-from trace_pl.files import require_writable
 from trace_pl.module import TraceModule
+from trace_pl.resume import RunRecord, prepare
+from trace_pl.run_folder import claim_folders, folder_loggers
 
 SLOTS: dict[str, tuple[type, str]] = {
     "credit.segmenter": (Segmenter, "callbacks.ToolCallSegmenter"),
@@ -49,20 +47,17 @@ class TraceCLI(LightningCLI):
             parser.add_lightning_class_args(stage, name, subclass_mode=True, required=False)
             parser.set_defaults({name: {"class_path": default}})
         parser.add_lightning_class_args(CreditAssigner, "credit.assigner")
+        parser.add_argument(
+            "--resume_changes",
+            type=str | None,
+            default=None,
+            help="Settings that may differ from those of --ckpt_path, by name: "
+            "credit.anchor,model.optimizer",
+        )
         parser.link_arguments("model.model_name", "data.model_name")
 
-    def before_instantiate_classes(self) -> None:
-        """Check the run folder and find the checkpoint to resume before anything heavy starts."""
-        config = self.config[self.subcommand] if self.subcommand else self.config
-        root = run_root(config)
-        if root is None:
-            return
-        require_writable(root, "`trainer.logger.init_args.save_dir`")
-        if config.get("ckpt_path") == "last":
-            run, checkpoint = newest_run(root)
-            config["ckpt_path"] = str(checkpoint)
-            if self.subcommand == "fit":
-                config["trainer"]["logger"]["init_args"]["version"] = run.name
+    def _parse_ckpt_path(self) -> None:
+        """Leave the checkpoint unread: it holds no settings of the module, and is checked later."""
 
     def instantiate_classes(self) -> None:
         """Build module, data, stages and Trainer from the config.
@@ -81,6 +76,22 @@ class TraceCLI(LightningCLI):
                 cause = cause.__cause__
             raise
 
+    def after_instantiate_classes(self) -> None:
+        """Check the run folder and find the checkpoint to start from, before anything heavy."""
+        if self.subcommand is None:
+            return
+        arguments = self.config_init[self.subcommand]
+        asked, named = arguments["ckpt_path"], arguments["resume_changes"]
+        if named and not asked:
+            raise ConfigError(
+                f"Expected --ckpt_path beside --resume_changes, got '{named}' alone. A new run "
+                "needs no leave to differ."
+            )
+        record = next((c for c in self.trainer.callbacks if isinstance(c, RunRecord)), None)  # type: ignore[attr-defined]
+        arguments["ckpt_path"] = prepare(
+            self.trainer, self.model, self.datamodule, record, self.subcommand, asked
+        )
+
     def before_fit(self) -> None:
         """Check data, tools, model and engine, and only then take a run folder."""
         if isinstance(self.trainer.strategy, ShardedStrategy):
@@ -93,8 +104,7 @@ class TraceCLI(LightningCLI):
         num_ranks = self.trainer.world_size
         self.datamodule.open(str(self.subcommand), num_ranks, starts_engine=num_ranks == 1)
         if self.trainer.is_global_zero:
-            for logger in self.trainer.loggers:
-                claim_version(logger)
+            claim_folders(folder_loggers(self.trainer), str(self.subcommand))
 
     before_validate = before_fit
     before_test = before_fit
@@ -105,54 +115,9 @@ class TraceCLI(LightningCLI):
         self.trainer_defaults.setdefault("reload_dataloaders_every_n_epochs", 1)
         plugins = self._get(self.config_init, "trainer.plugins") or []
         kwargs.setdefault("plugins", [*plugins, CheckpointFiles()])
+        named = self._get(self.config_init, "resume_changes") or ""
+        self.save_config_kwargs = {"named": named.replace(" ", "").split(",")}
         return super().instantiate_trainer(**kwargs)
-
-
-class SaveConfigBesideLogs(SaveConfigCallback):
-    """Saves the resolved config in the run folder; a run without one leaves nothing behind."""
-
-    def setup(
-        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
-    ) -> None:
-        """Save, if there is a logger and with it a run folder."""
-        if trainer.loggers:
-            super().setup(trainer, pl_module, stage)
-
-
-def run_root(config: Namespace) -> Path | None:
-    """Return the folder that holds the versions of a run, None without such a logger."""
-    logger = config["trainer"].get("logger")
-    settings = getattr(logger, "init_args", None)
-    if settings is None or "save_dir" not in settings:
-        return None
-    return Path(settings["save_dir"]) / (settings.get("name") or "")
-
-
-def claim_version(logger: Logger) -> None:
-    """Make the folder of a run, and count on where another run was faster to take the number."""
-    if not isinstance(logger, TensorBoardLogger | CSVLogger) or not isinstance(logger.version, int):
-        return  # a version that has a name was asked for
-    while True:
-        try:
-            Path(logger.log_dir).mkdir(parents=True)
-            return
-        except FileExistsError:
-            logger._version = logger.version + 1
-
-
-def newest_run(root: Path) -> tuple[Path, Path]:
-    """Return the newest run below ``root`` that has a last checkpoint, and that checkpoint.
-
-    Raises:
-        ConfigError: if there is none.
-    """
-    found = sorted(root.glob("*/checkpoints/last.ckpt"), key=lambda path: path.lstat().st_mtime)
-    if not found:
-        raise ConfigError(
-            f"Expected a checkpoint '*/checkpoints/last.ckpt' below '{root}' to resume from, got "
-            "none. Run once without --ckpt_path, or give the checkpoint's path."
-        )
-    return found[-1].parent.parent, found[-1]
 
 
 _EXPECTED_WARNINGS = (
@@ -164,6 +129,9 @@ _EXPECTED_WARNINGS = (
     r"You have overridden `transfer_batch_to_device`",
     # A rollout phase is generated in this process; loader workers could not reach the engine.
     r"The '\w+_dataloader' does not have many workers",
+    # A resumed run goes on in its folder, an evaluation in another than the checkpoint's.
+    r"Checkpoint directory .* exists and is not empty",
+    r"The dirpath has changed from",
     # Lightning's own calls of newer torch and jsonargparse.
     r".*isinstance\(treespec, LeafSpec\)",
     r"(?s).*``ArgumentParser\.add_instantiator`` was deprecated",
@@ -183,8 +151,7 @@ def main() -> int:
             RolloutDataModule,
             seed_everything_default=0,
             auto_configure_optimizers=False,
-            save_config_callback=SaveConfigBesideLogs,
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=RunRecord,
             parser_kwargs={
                 "description": "TRACE: turn-level credit for tool-using agents. "
                 "`trace-pl plan` says whether a run fits, `trace-pl export` writes a checkpoint "

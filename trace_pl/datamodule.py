@@ -144,6 +144,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         )
         self.parity_tolerance = parity_tolerance
         self.max_staleness = max_staleness
+        self.restarts_questions = False  # set for a run that goes on with another task
         self._stream = QuestionStream([], seed)
         self.buffer: RolloutBuffer | None = None
         self.rollout_seconds = 0.0
@@ -365,11 +366,11 @@ class RolloutDataModule(lightning.LightningDataModule):
         return self._before_ahead or self._stream.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the question stream; a run that does not train asks what it likes.
+        """Continue the question stream; an evaluation and a run with other questions have none.
 
         Raises:
             ConfigError: if the questions are not those of the checkpoint.
         """
-        if self.trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
-            return
-        self._stream.load_state_dict(state_dict)
+        is_training = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
+        if is_training and not self.restarts_questions:
+            self._stream.load_state_dict(state_dict)

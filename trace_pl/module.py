@@ -13,6 +13,7 @@ import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.types import (
     LRSchedulerConfigType,
     OptimizerLRScheduler,
@@ -96,6 +97,8 @@ class TraceModule(lightning.LightningModule):
         self.activation_checkpointing = activation_checkpointing
         self.compile_layers = compile_layers
         self.experts = experts or Experts()
+        self.restarts_optimizer = False  # set for a run that goes on with another one
+        self.may_change_reference = False
         self._metrics = EpochMetrics()
         self._guard = StepGuard(max_bad_steps)
         # Lightning restores its own count of steps for training alone.
@@ -337,7 +340,7 @@ class TraceModule(lightning.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Record what the policy began as and whence its credit came; leave frozen weights out."""
-        checkpoint |= self._identity()
+        checkpoint |= {**self.weights_identity, "reference_name": self.reference_name}
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}
         if self.adapter is not None:
@@ -346,21 +349,24 @@ class TraceModule(lightning.LightningModule):
             checkpoint["state_dict"] = {k: t for k, t in weights.items() if k in trained}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse to continue with another model, reference or adapter.
+        """Refuse weights of another model, and to go on training with another reference.
 
         Raises:
             ConfigError: if one of the checkpoint's is not the configured one.
         """
-        require_same(checkpoint, self._identity())
+        require_same(checkpoint, self.weights_identity)
         self._loaded_step = int(checkpoint["global_step"])
+        if self._trainer is not None and self.trainer.state.fn != TrainerFn.FITTING:
+            return
+        if not self.may_change_reference:
+            require_same(checkpoint, {"reference_name": self.reference_name})
+        if self.restarts_optimizer:
+            checkpoint |= {"optimizer_states": [], "lr_schedulers": []}
 
-    def _identity(self) -> dict[str, Any]:
-        """Return what a run has to agree on with the checkpoint it goes on from."""
-        return {
-            "model_name": self.model_name,
-            "reference_name": self.reference_name,
-            "adapter": self.adapter and asdict(self.adapter),
-        }
+    @property
+    def weights_identity(self) -> dict[str, Any]:
+        """What a checkpoint must be of for its weights to fit."""
+        return {"model_name": self.model_name, "adapter": self.adapter and asdict(self.adapter)}
 
     def _trained_names(self) -> set[str]:
         return {name for name, p in self.named_parameters() if p.requires_grad}

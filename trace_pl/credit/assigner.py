@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import lightning
@@ -18,6 +17,7 @@ from trace_pl.credit.pipeline import CreditPipeline, CreditReport
 from trace_pl.epoch_metrics import EpochMetrics
 from trace_pl.metrics import group_items, rollout_items
 from trace_pl.module import TraceModule
+from trace_pl.run_folder import run_folder
 from trace_pl.scoring import BranchedScorer, CachedScorer, ScoreStore
 from trace_pl.types import Rollout, RolloutGroup
 
@@ -53,9 +53,9 @@ class CreditAssigner(Callback):
             return
         self._pipeline = CreditPipeline.from_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
         path = None
-        log_dir = trainer.log_dir  # a broadcast, so every rank has to ask
-        if trainer.loggers and log_dir is not None:
-            path = Path(log_dir) / f"reference_scores_{trainer.global_rank}.sqlite"
+        folder = run_folder(trainer)  # a broadcast, so every rank has to ask
+        if folder is not None:
+            path = folder / f"reference_scores_{trainer.global_rank}.sqlite"
             path.parent.mkdir(parents=True, exist_ok=True)
         self._known = ScoreStore(path)
 

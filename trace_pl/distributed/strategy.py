@@ -205,13 +205,19 @@ class ShardedStrategy(ModelParallelStrategy):
         path = Path(self.broadcast(checkpoint_path))
         saved = read_meta(path)
         self.lightning_module.on_load_checkpoint(saved)  # before its weights are taken for ours
+        begins_anew = getattr(self.lightning_module, "restarts_optimizer", False)
+        optimizers = [] if begins_anew else self.optimizers
         if path.is_file():
-            return super().load_checkpoint(path, weights_only=True)
+            kept, self.optimizers = self.optimizers, optimizers
+            try:
+                return super().load_checkpoint(path, weights_only=True)
+            finally:
+                self.optimizers = kept
         reader = SafeReader(path)
         weights = {"state_dict": self.lightning_module_state_dict()}
         load_sharded(weights, reader)
         set_model_state_dict(self.model, weights["state_dict"], options=_TRAINED)
-        for number, optimizer in enumerate(self.optimizers):
+        for number, optimizer in enumerate(optimizers):
             key = f"optimizer_{number}"
             found = {key: get_optimizer_state_dict(self.model, optimizer, options=_TRAINED)}
             load_sharded(found, reader)
