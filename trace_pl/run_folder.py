@@ -29,17 +29,14 @@ def run_folder(trainer: lightning.Trainer) -> Path | None:
     checkpoints. What rank 0 says goes for all, so every rank has to ask.
     """
     loggers = [logger for logger in trainer.loggers if not isinstance(logger, DummyLogger)]
-    folder: str | None = None
-    if loggers:
-        own = folder_loggers(trainer)
-        base = Path(loggers[0].save_dir or trainer.default_root_dir)
-        folder = str(
-            folder_of(own[0])
-            if own
-            else base / str(loggers[0].name) / _folder_name(loggers[0].version)
-        )
-    folder = trainer.strategy.broadcast(folder)
-    return None if folder is None else Path(folder)
+    if not loggers:
+        return None
+    own = folder_loggers(trainer)
+    base = Path(loggers[0].save_dir or trainer.default_root_dir)
+    folder = (
+        folder_of(own[0]) if own else base / str(loggers[0].name) / _folder_name(loggers[0].version)
+    )
+    return Path(trainer.strategy.broadcast(str(folder)))
 
 
 def folder_loggers(trainer: lightning.Trainer) -> list[FolderLogger]:
