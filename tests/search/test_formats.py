@@ -70,15 +70,13 @@ def test_a_closing_tag_inside_a_json_string_does_not_end_the_call():
         ('{"name": "search", "arguments": ' + "[" * 100_000, "is not valid JSON"),
         ('{"name": "open", "arguments": {"id": ' + "1" * 5000 + "}}</tool_call>", "not valid JSON"),
         ("</tool_call>", "is not valid JSON"),
-        ("", "is not closed"),
-        (CALL.removeprefix("<tool_call>").removesuffix("</tool_call>"), "is not closed"),
-        ('{"name": "a", "arguments": {}} {"b": 1}</tool_call>', "more than one JSON object"),
+        ("", "is empty"),
+        ("```json\n", "is empty"),
         ('["search"]</tool_call>', "is not a JSON object"),
         ('{"arguments": {}}</tool_call>', 'needs a text as "name"'),
         ('{"name": 3, "arguments": {}}</tool_call>', 'needs a text as "name"'),
         ('{"name": "", "arguments": {}}</tool_call>', 'needs a text as "name"'),
         ('{"name": "search"}</tool_call>', 'needs an object as "arguments"'),
-        ('{"name": "search", "arguments": "{}"}</tool_call>', 'needs an object as "arguments"'),
         ('{"name": "search", "arguments": null}</tool_call>', 'needs an object as "arguments"'),
     ],
 )
@@ -131,6 +129,70 @@ def test_no_text_makes_the_parser_raise_and_exactly_one_outcome_is_set(text, thi
     assert sum([bool(turn.calls), turn.message is not None, turn.error is not None]) == 1
 
 
+# --- what deviates from the format: read where it can mean but one thing ---------------------
+
+OBJECT = '{"name": "search", "arguments": {"query": "Arden"}}'
+AS_TEXT = '{"name": "search", "arguments": "{\\"query\\": \\"Arden\\"}"}'
+TWO_KEYS = '{"name": "search", "arguments": {"query": "a"}, "parameters": {"query": "b"}}'
+TWICE = '{"name": "search", "arguments": {"query": "a", "query": "b"}}'
+WRAPPED = '{"type": "function", "function": {"name": "search", "arguments": {}}}'
+# What follows the opening tag, what vLLM's parser `hermes` makes of it, and the query that is
+# searched for or the reason that the policy is told.
+DECISIONS = {
+    "as it should be": (f"\n{OBJECT}\n</tool_call>", "reads", "Arden"),
+    "newline and tab in a string": (OBJECT.replace("Ard", "a\n\tb ") + "</tool_call>", "refuses",
+        "a\n\tb en"),
+    "fenced": (f"\n```json\n{OBJECT}\n```\n</tool_call>", "refuses", "Arden"),
+    "fenced without a language": (f"```{OBJECT}```</tool_call>", "refuses", "Arden"),
+    "arguments as a text": (f"{AS_TEXT}</tool_call>", "reads the text", "Arden"),
+    "parameters": (OBJECT.replace("arguments", "parameters") + "</tool_call>", "refuses", "Arden"),
+    "not closed at the end of the turn": (f"\n{OBJECT}\n", "reads", "Arden"),
+    "not closed and fenced": (f"\n```json\n{OBJECT}\n```\n", "refuses", "Arden"),
+
+    "not closed before words": (f"{OBJECT}\nI wait.", "refuses", "holds more than its object"),
+    "half closed": (f"{OBJECT}\n</tool_call", "refuses", "holds more than its object"),
+    "not closed before another": (f"{OBJECT}<tool_call>{OBJECT}</tool_call>", "refuses",
+        "is not closed"),
+    "two objects": (f"{OBJECT}\n{OBJECT}</tool_call>", "refuses", "holds more than its object"),
+    "a brace too many": (OBJECT + "}</tool_call>", "refuses", "holds more than its object"),
+    "a brace too few": (OBJECT[:-1] + "</tool_call>", "refuses", "is not valid JSON"),
+    "closed twice": (f"{OBJECT}</tool_call></tool_call>", "reads", "was not opened"),
+    "a fence that is not closed": (f"```json\n{OBJECT}\n</tool_call>", "refuses",
+        "the fence in the tool call is not closed"),
+    "words before": (f"I call {OBJECT}</tool_call>", "refuses", "is not valid JSON"),
+    "a list": (f"[{OBJECT}]</tool_call>", "refuses", "is not a JSON object"),
+    "wrapped as servers do": (f"{WRAPPED}</tool_call>", "refuses", 'needs a text as "name"'),
+    "both keys": (f"{TWO_KEYS}</tool_call>", "reads one", 'needs an object as "arguments"'),
+    "a name twice": (f"{TWICE}</tool_call>", "reads the last", "gives the same name twice"),
+    "no arguments": ('{"name": "search"}</tool_call>', "refuses", "needs an object"),
+    "arguments null": ('{"name": "search", "arguments": null}</tool_call>', "reads null",
+        "needs an object"),
+    "arguments as an empty text": ('{"name": "search", "arguments": ""}</tool_call>',
+        "reads the text", "needs an object"),
+    "arguments as other text": (AS_TEXT.replace(': "{', ': " [{') + "</tool_call>",
+        "reads the text", "needs an object"),
+    "arguments as half a text": (AS_TEXT.replace('}"', '"') + "</tool_call>", "reads the text",
+        "is not valid JSON"),
+    "arguments as two texts": (AS_TEXT.replace('}"', '} {}"') + "</tool_call>", "reads the text",
+        "needs an object"),
+    "single quotes": (OBJECT.replace('"', "'") + "</tool_call>", "refuses", "is not valid JSON"),
+    "a comma too many": (OBJECT.replace("}}", ",}}") + "</tool_call>", "refuses",
+        "is not valid JSON"),
+    "not a number": (OBJECT.replace('"Arden"', "NaN") + "</tool_call>", "reads NaN",
+        "is not valid JSON"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", DECISIONS)
+def test_a_deviation_is_read_only_if_it_means_one_thing(case):
+    body, _, expected = DECISIONS[case]
+    turn = parse(f"Hm.\n<tool_call>{body}")
+    if turn.error is None:
+        assert turn == ParsedTurn(calls=(ToolCall("search", {"query": expected}),))
+    else:
+        assert expected in turn.error
+
+
 # --- Llama -----------------------------------------------------------------------------------
 
 
@@ -138,10 +200,28 @@ def llama(text):
     return LlamaFormat().parse(text)
 
 
-@pytest.mark.parametrize("around", ["{}", " {}\n", "<|python_tag|>{}"])
+@pytest.mark.parametrize(
+    "around", ["{}", " {}\n", "<|python_tag|>{}", "<think>{</think>\n{}", "{};"]
+)
 def test_a_llama_turn_that_is_one_object_is_a_call(around):
     call = '{"name": "search", "parameters": {"query": "a; b"}}'
     assert llama(around.replace("{}", call)).calls == (ToolCall("search", {"query": "a; b"}),)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"name": "search", "arguments": {"query": "a\nb"}}',
+        '{"name": "search", "parameters": "{\\"query\\": \\"a\\\\nb\\"}"}',
+    ],
+)
+def test_what_can_mean_but_one_thing_is_read_in_llama_calls_too(call):
+    assert llama(call).calls == (ToolCall("search", {"query": "a\nb"}),)
+
+
+@pytest.mark.parametrize("text", ['<think>{"name": "search", "parameters": {}}', "{"])
+def test_a_llama_call_inside_thinking_is_not_run(text):
+    assert LlamaFormat().parse(text, thinking_open=True).error == "Error: unclosed thinking block."
 
 
 def test_several_llama_calls_are_read_one_after_the_other():
@@ -155,8 +235,9 @@ def test_several_llama_calls_are_read_one_after_the_other():
     ("text", "message"),
     [
         ('{"name": "search"}', 'an object as "parameters"'),
-        ('{"name": "search", "arguments": {}}', 'an object as "parameters"'),
-        ('{"name": "search", "parameters": {}} and more', "not valid JSON"),
+        ('{"name": "search", "arguments": {}, "parameters": {}}', 'an object as "parameters"'),
+        ('{"name": "search", "parameters": {"a": 1, "a": 2}}', "the same name twice"),
+        ('{"name": "search", "parameters": {}} and more', "other text follows"),
         ('{"name": "search", "parameters": {"query"', "not valid JSON"),
         ("<|python_tag|>search(1)", "not valid JSON"),
         ("<|python_tag|>", "the tool call is empty"),

@@ -55,6 +55,10 @@ class HermesFormat:
     Only what follows the last thinking block is read: a call that the policy merely thinks of is
     not run. A malformed call spoils its turn, for arguments are never guessed. Of several calls the
     first is run.
+
+    What deviates from the format is read where it can mean but one thing: newlines and tabs as they
+    are inside a string, a Markdown fence around the object, arguments that are an object written as
+    a string, ``parameters`` for ``arguments``, a turn that ends without the closing tag.
     """
 
     def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
@@ -81,20 +85,26 @@ class HermesFormat:
 class LlamaFormat:
     """Llama 3's format: the turn is ``{"name": ..., "parameters": {...}}`` and nothing else.
 
-    A turn that begins with a brace or with the python tag is a call, whose arguments are never
-    guessed. Of several calls, one after the other or with semicolons between, the first is run.
-    Of a turn without a call only what follows the last thinking block is read.
+    Only what follows the last thinking block is read. If that begins with a brace or with the
+    python tag it is a call, whose arguments are never guessed. Of several calls, one after another
+    or with semicolons between, the first is run. As in :class:`HermesFormat`, strings may hold
+    newlines, and ``arguments`` may be written for ``parameters`` or as a string.
     """
 
     def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
         """Read one assistant turn; never raises."""
-        found = text.strip().removeprefix("<|python_tag|>").lstrip()
-        if found == text.strip() and not found.startswith("{"):
-            visible = after_thinking(text, thinking_open)
-            return _UNCLOSED_THINKING if visible is None else ParsedTurn(message=visible)
+        visible = after_thinking(text, thinking_open)
+        if visible is None:
+            return _UNCLOSED_THINKING
+        found = visible.strip()
+        if not found.startswith(("{", _PYTHON_TAG)):
+            return ParsedTurn(message=visible)
+        found = found.removeprefix(_PYTHON_TAG).lstrip()
         calls: list[ToolCall] = []
         try:
             while found:
+                if calls and not found.startswith("{"):
+                    raise _MalformedCall("other text follows the tool call.")
                 value, end = _decoded(found, 0)
                 calls.append(_call(value, "parameters"))
                 found = found[end:].lstrip("; \n")
@@ -132,6 +142,8 @@ def _listed(schemas: Sequence[Mapping[str, Any]]) -> str:
 
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_PYTHON_TAG = "<|python_tag|>"
+_FENCE = re.compile(r"```(?:json)?\s*")
 _SPACE = re.compile(r"\s*")
 
 
@@ -143,7 +155,16 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise _MalformedCall("the tool call gives the same name twice.")
+    return found
+
+
+# Not strict: a newline within a string can mean nothing else.
+_DECODER = json.JSONDecoder(
+    strict=False, parse_constant=_refuse_constant, object_pairs_hook=_unique
+)
 
 
 def _calls(text: str) -> tuple[ToolCall, ...]:
@@ -155,13 +176,21 @@ def _calls(text: str) -> tuple[ToolCall, ...]:
     at = 0
     while (start := text.find(_OPEN, at)) >= 0:
         _refuse_stray_close(text[at:start])
-        begin = _after_space(text, start + len(_OPEN))
-        if begin == len(text):
-            raise _MalformedCall("the tool call is not closed.")
-        value, end = _decoded(text, begin)
-        end = _after_space(text, end)
-        if not text.startswith(_CLOSE, end):
-            problem = "is not closed" if end == len(text) else "holds more than one JSON object"
+        begin = _after(_SPACE, text, start + len(_OPEN))
+        inner = _after(_FENCE, text, begin)
+        if inner == len(text):
+            raise _MalformedCall("the tool call is empty.")
+        value, end = _decoded(text, inner)
+        end = _after(_SPACE, text, end)
+        if inner > begin:
+            if not text.startswith("```", end):
+                raise _MalformedCall("the fence in the tool call is not closed.")
+            end = _after(_SPACE, text, end + 3)
+        # The policy ended its turn here, so nothing is missing but the tag.
+        if end < len(text) and not text.startswith(_CLOSE, end):
+            problem = (
+                "is not closed" if text.startswith(_OPEN, end) else "holds more than its object"
+            )
             raise _MalformedCall(f"the tool call {problem}.")
         calls.append(_call(value, "arguments"))
         at = end + len(_CLOSE)
@@ -180,9 +209,16 @@ def _decoded(text: str, begin: int) -> tuple[object, int]:
 def _call(value: object, key: str) -> ToolCall:
     if not isinstance(value, dict):
         raise _MalformedCall("the tool call is not a JSON object.")
-    name, arguments = value.get("name"), value.get(key)
+    name = value.get("name")
     if not isinstance(name, str) or not name:
         raise _MalformedCall('the tool call needs a text as "name".')
+    given = [value[name] for name in ("arguments", "parameters") if name in value]
+    arguments = given[0] if len(given) == 1 else None
+    if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
+        # Servers give arguments as a string, and models repeat it.
+        text = arguments.strip()
+        arguments, end = _decoded(text, 0)
+        arguments = arguments if end == len(text) else None
     if not isinstance(arguments, dict):
         raise _MalformedCall(f'the tool call needs an object as "{key}".')
     return ToolCall(name, arguments)
@@ -193,6 +229,7 @@ def _refuse_stray_close(text: str) -> None:
         raise _MalformedCall("a tool call is closed that was not opened.")
 
 
-def _after_space(text: str, at: int) -> int:
-    space = _SPACE.match(text, at)
-    return space.end() if space else at
+def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Return where a pattern that stands at an index ends; the index itself if it does not."""
+    found = pattern.match(text, at)
+    return found.end() if found else at
