@@ -15,8 +15,7 @@ from pathlib import Path
 from trace_pl.files import write_atomically
 from trace_pl.plan.command import make_run
 from trace_pl.plan.flops import TERA, phases_of
-from trace_pl.plan.from_config import Assumptions
-from trace_pl.plan.inputs import GIB, Device, Run
+from trace_pl.plan.inputs import GIB, Assumptions, Device, Run
 from trace_pl.plan.memory import memory_of
 from trace_pl.plan.remedies import fits
 from trace_pl.plan.report import report, update_rate

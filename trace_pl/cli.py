@@ -1,17 +1,21 @@
-"""The command line: `trace-pl fit | validate | test | predict`, and a few commands beside it."""
+"""The command line: `trace-pl fit | validate | test | predict`, from config to Trainer."""
 
 from __future__ import annotations
 
-import importlib
 import sys
-import warnings
 from typing import Any
 
 import lightning
 import torch
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from trace_pl.checkpoint import CheckpointFiles
+from trace_pl.commands.configs import config_files, with_config_paths
+from trace_pl.commands.explain import ExplainedParser, explain
+from trace_pl.commands.main import main
+from trace_pl.commands.parser import core
+from trace_pl.commands.settings import read_config
 from trace_pl.credit.assigner import CreditAssigner
 from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.datamodule import RolloutDataModule
@@ -30,16 +34,30 @@ SLOTS: dict[str, tuple[type, str]] = {
 """Slot -> (stage, default class); swapped by key: `--credit.anchor callbacks.OutcomeOnly`."""
 
 
-COMMANDS = {
-    "make-base": "trace_pl.data.closed_web.make_base",
-    "export": "trace_pl.export",
-    "plan": "trace_pl.plan.command",
-}
-"""Commands beside Lightning's -> the module whose ``command`` is given the arguments."""
+_MISFIT = "Expected settings that fit this machine and each other"
+
+
+class TraceParser(ExplainedParser, LightningArgumentParser):
+    """Lightning's parser with one line of error."""
 
 
 class TraceCLI(LightningCLI):
     """LightningCLI with the four credit slots and run folders that resume where they stopped."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        own = {"parser_class": TraceParser, "parser_kwargs": {"prog": "trace-pl"}}
+        super().__init__(*args, **{**own, **kwargs})
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+        """Parse the command line; the configs that are shipped are known by their names."""
+        self.arguments: list[str] = []
+        if args is not None and not isinstance(args, list):
+            super().parse_arguments(parser, args)
+            return
+        self.arguments = with_config_paths(sys.argv[1:] if args is None else args)
+        for config in config_files(self.arguments):
+            read_config(config)
+        self.config = parser.parse_args(self.arguments)
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add one named slot per credit stage; what must agree is written once."""
@@ -63,18 +81,29 @@ class TraceCLI(LightningCLI):
         """Build module, data, stages and Trainer from the config.
 
         Raises:
-            TraceError: what a class said of its settings, which the parser would bury in a list of
-                the types that it tried.
+            TraceError: what a class said of its settings, on one line.
         """
         try:
             super().instantiate_classes()
-        except ValueError as error:
+        except Exception as error:  # whatever a constructor of any package raises for a setting
             cause: BaseException | None = error
-            while cause is not None:
+            while cause is not None:  # the parser buries ours in a list of the types that it tried
                 if isinstance(cause, TraceError):
                     raise cause from None
                 cause = cause.__cause__
-            raise
+            fault = explain(self.parser, self.arguments)
+            raise ConfigError(fault or f"{_MISFIT}, got: {core(str(error))}") from error
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Run the chosen command.
+
+        Raises:
+            ConfigError: for what Lightning finds only then to be set wrong.
+        """
+        try:
+            super()._run_subcommand(subcommand)
+        except MisconfigurationException as error:
+            raise ConfigError(f"{_MISFIT}, got: {core(str(error))}") from error
 
     def after_instantiate_classes(self) -> None:
         """Check the run folder and find the checkpoint to start from, before anything heavy."""
@@ -120,48 +149,16 @@ class TraceCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs)
 
 
-_EXPECTED_WARNINGS = (
-    # The in-process engine opens a process group of one; all our logging syncs across ranks.
-    r"It is recommended to use `self\.log\(",
-    # The sized iterable keeps Lightning from prefetching a batch of an older policy.
-    r"Your `IterableDataset` has `__len__` defined",
-    # Minibatches move themselves, evaluation batches stay on the CPU.
-    r"You have overridden `transfer_batch_to_device`",
-    # A rollout phase is generated in this process; loader workers could not reach the engine.
-    r"The '\w+_dataloader' does not have many workers",
-    # A resumed run goes on in its folder, an evaluation in another than the checkpoint's.
-    r"Checkpoint directory .* exists and is not empty",
-    r"The dirpath has changed from",
-    # Lightning's own calls of newer torch and jsonargparse.
-    r".*isinstance\(treespec, LeafSpec\)",
-    r"(?s).*``ArgumentParser\.add_instantiator`` was deprecated",
-)
-
-
-def main() -> int:
-    """Run the command line; errors of trace_pl become one line and exit code 2."""
-    for message in _EXPECTED_WARNINGS:
-        warnings.filterwarnings("ignore", message=message)
-    try:
-        if sys.argv[1:2] and sys.argv[1] in COMMANDS:
-            module = importlib.import_module(COMMANDS[sys.argv[1]])
-            return int(module.command(sys.argv[2:]) or 0)
-        TraceCLI(
-            TraceModule,
-            RolloutDataModule,
-            seed_everything_default=0,
-            auto_configure_optimizers=False,
-            save_config_callback=RunRecord,
-            parser_kwargs={
-                "description": "TRACE: turn-level credit for tool-using agents. "
-                "`trace-pl plan` says whether a run fits, `trace-pl export` writes a checkpoint "
-                "as a Hugging Face folder, `trace-pl make-base` trains the built-in tiny model."
-            },
-        )
-    except TraceError as error:
-        print(f"trace-pl: error: {error}", file=sys.stderr)
-        return 2
-    return 0
+def run_lightning(arguments: list[str]) -> None:
+    """Run `trace-pl fit`, `validate`, `test` or `predict`."""
+    TraceCLI(
+        TraceModule,
+        RolloutDataModule,
+        args=arguments,
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+        save_config_callback=RunRecord,
+    )
 
 
 if __name__ == "__main__":

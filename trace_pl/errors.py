@@ -1,5 +1,7 @@
 """Every error a user can meet; each says what was expected, what came, and what to change."""
 
+import sys
+
 
 class TraceError(Exception):
     """Base of all errors raised on purpose; the command line prints it as one line."""
@@ -40,3 +42,8 @@ class NumericalError(TraceError, ArithmeticError):
 def one_line(error: BaseException) -> str:
     """Return the beginning of another's error text on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def print_error(text: str) -> None:
+    """Print an error as the command line does."""
+    print(f"trace-pl: error: {text}", file=sys.stderr)

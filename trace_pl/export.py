@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.serialization._base import parse_size_to_int
-from jsonargparse import auto_cli
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
@@ -87,11 +86,6 @@ def export(
             write_model(folder, model, cast(named, number_format), max_file_bytes)
         load_tokenizer(model_name).save_pretrained(str(folder))
         (folder / "README.md").write_text(model_card(saved, checkpoint), encoding="utf-8")
-
-
-def command(arguments: list[str]) -> None:
-    """Run `trace-pl export CHECKPOINT OUTPUT`."""
-    auto_cli(export, args=arguments, as_positional=True)
 
 
 def model_card(saved: Mapping[str, Any], checkpoint: Path) -> str:

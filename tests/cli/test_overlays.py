@@ -10,7 +10,8 @@ import yaml
 from jsonargparse import Namespace
 
 from trace_pl.plan.command import ParsedCLI
-from trace_pl.plan.from_config import Assumptions, run_from_config
+from trace_pl.plan.from_config import run_from_config
+from trace_pl.plan.inputs import Assumptions
 from trace_pl.plan.memory import memory_of
 from trace_pl.plan.remedies import remedies
 

@@ -9,8 +9,8 @@ from jsonargparse import Namespace
 from trace_pl.errors import ConfigError
 from trace_pl.plan.command import make_run, parse_config
 from trace_pl.plan.flops import phases_of
-from trace_pl.plan.from_config import Assumptions, optimizer_bytes, run_from_config
-from trace_pl.plan.inputs import Device, Sharding
+from trace_pl.plan.from_config import optimizer_bytes, run_from_config
+from trace_pl.plan.inputs import Assumptions, Device, Sharding
 from trace_pl.plan.remedies import combination, fits
 from trace_pl.plan.require import require_fit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pkgutil import resolve_name
 from typing import Any
 
@@ -14,6 +14,7 @@ from trace_pl.errors import ConfigError
 from trace_pl.plan.inputs import (
     ADAMW_8BIT_BYTES,
     GIB,
+    Assumptions,
     Device,
     Engine,
     Run,
@@ -28,25 +29,6 @@ from trace_pl.rollout.agent import AgentLimits
 _BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
 _SHARED_ENGINES = {"VLLMEngine", "AutoEngine", "HFEngine"}
 _COPYING_STRATEGIES = {"auto", "ddp", "ddp_spawn", "DDPStrategy", "SingleDeviceStrategy"}
-
-
-@dataclass(frozen=True)
-class Assumptions:
-    """What a config does not say. None takes the largest that the config allows."""
-
-    gpus: int | None = None
-    """GPUs of the trainer; None takes `trainer.devices` on `trainer.num_nodes`."""
-    gpus_per_node: int = 8
-    engine_gpus: int | None = None
-    """GPUs that only the engine uses; None shares the trainer's where the engine runs in process,
-    and takes as many again where it does not."""
-    tokens_per_trajectory: int | None = None
-    sampled_tokens: int | None = None
-    """Tokens of a trajectory that the policy sampled."""
-    turns: int | None = None
-    """Tool turns of a trajectory."""
-    answer_tokens: int = 16
-    """Tokens that a boundary's branches add: header, opening and answer, of all aliases."""
 
 
 def run_from_config(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from trace_pl.plan.shapes import ModelShape
+if TYPE_CHECKING:  # `trace-pl plan --help` reads this file and needs no torch
+    from trace_pl.plan.shapes import ModelShape
 
 GIB = 2**30
 ADAMW_8BIT_BYTES = 2 * (1 + 4 / 256)
@@ -125,6 +126,25 @@ class Device:
     """Share of each bandwidth that is reached."""
     reserve_gib: float = 4.0
     """CUDA context, communication buffers, CUDA graphs, fragmentation."""
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """What a config does not say. None takes the largest that the config allows."""
+
+    gpus: int | None = None
+    """GPUs of the trainer; None takes `trainer.devices` on `trainer.num_nodes`."""
+    gpus_per_node: int = 8
+    engine_gpus: int | None = None
+    """GPUs that only the engine uses; None shares the trainer's where the engine runs in process,
+    and takes as many again where it does not."""
+    tokens_per_trajectory: int | None = None
+    sampled_tokens: int | None = None
+    """Tokens of a trajectory that the policy sampled."""
+    turns: int | None = None
+    """Tool turns of a trajectory."""
+    answer_tokens: int = 16
+    """Tokens that a boundary's branches add: header, opening and answer, of all aliases."""
 
 
 @dataclass(frozen=True)

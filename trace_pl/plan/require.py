@@ -7,8 +7,8 @@ import logging
 from jsonargparse import Namespace
 
 from trace_pl.errors import ConfigError
-from trace_pl.plan.from_config import Assumptions, run_from_config
-from trace_pl.plan.inputs import GIB, Device
+from trace_pl.plan.from_config import run_from_config
+from trace_pl.plan.inputs import GIB, Assumptions, Device
 from trace_pl.plan.memory import cached_sequences, memory_of
 from trace_pl.plan.remedies import fits
 from trace_pl.plan.report import advice, memory_table

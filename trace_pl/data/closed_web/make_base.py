@@ -13,14 +13,13 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 
 import lightning
 import torch
-from jsonargparse import auto_cli
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
@@ -29,38 +28,12 @@ from transformers import Qwen3ForCausalLM
 
 from trace_pl.data.closed_web.architecture import build_model
 from trace_pl.data.closed_web.encoding import Encoder, WeightedTokens, similar_lengths
+from trace_pl.data.closed_web.recipe import BaseRecipe
 from trace_pl.data.closed_web.task import web_browser
 from trace_pl.data.closed_web.tokenizer import END, START, TAGS, train_tokenizer
 from trace_pl.data.closed_web.transcripts import Demonstrator, Noise, Transcript
 from trace_pl.data.closed_web.world import KINDS, ClosedWeb
-from trace_pl.policy import BUILT_IN_BASE, resolve_model
-
-
-@dataclass(frozen=True)
-class BaseRecipe:
-    """Everything the base model depends on; the same recipe gives the same model on one machine."""
-
-    seed: int = 0
-    num_webs: int = 60
-    """Webs of fresh names and links, beside the real one."""
-    num_transcripts: int = 9_000
-    permuted_share: float = 0.75
-    """Share of the transcripts that walk one of the fresh webs."""
-    right_relation: float = 0.8
-    right_result: float = 0.6
-    give_up: float = 0.12
-    probed_share: float = 0.4
-    """Share of the transcripts that end with the gold answer before it was found."""
-    read_weight: float = 0.05
-    """Loss weight of tokens that the agent did not write: their names are mostly chance."""
-    probed_weight: float = 10.0
-    """Loss weight of the tokens of a probed answer, which are few and hard."""
-    batch_size: int = 8
-    learning_rate: float = 2e-3
-    warmup_steps: int = 50
-    vocab_size: int = 1280
-    num_threads: int = 2
-    """Part of the recipe: the order of float sums depends on it."""
+from trace_pl.policy import BUILT_IN_BASE
 
 
 def make_transcripts(recipe: BaseRecipe) -> list[Transcript]:
@@ -188,21 +161,3 @@ Recipe:
 {json.dumps(asdict(recipe), indent=2)}
 ```
 """
-
-
-def command(arguments: list[str]) -> None:
-    """Run `trace-pl make-base`."""
-
-    def main(
-        recipe: BaseRecipe = BaseRecipe(),
-        output: str = resolve_model(BUILT_IN_BASE),
-    ) -> None:
-        """Train the tiny base model of the closed web.
-
-        Args:
-            recipe: What to train on, and how.
-            output: Folder to write; replaced as a whole when training has ended.
-        """
-        make_base(recipe, Path(output))
-
-    auto_cli(main, args=arguments)
