@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trace_pl.data.records import clean_texts
 from trace_pl.errors import CreditError, DataError
 
 
@@ -63,6 +64,9 @@ class Question:
     """Free facts about the question; ``evidence`` alone is read, see :attr:`evidence`."""
 
     def __post_init__(self) -> None:
+        # A task may take them from anywhere; tokenizers and files take no lone surrogates.
+        for name in ("id", "text", "answers", "meta"):
+            object.__setattr__(self, name, clean_texts(getattr(self, name)))
         if not self.text.strip():
             raise DataError(f"Expected a question text in question '{self.id}', got an empty one.")
         if not self.answers or any(not answer.strip() for answer in self.answers):

@@ -13,7 +13,7 @@ from callbacks.rollout_samples import render_rollout
 from callbacks.rollout_writer import rollout_record
 from trace_pl.rollout.agent import AgentLimits
 from trace_pl.rollout.clean import UnsafeCall, clean_call, clean_result
-from trace_pl.types import ToolCall, ToolResult
+from trace_pl.types import Question, ToolCall, ToolResult
 
 ROOMY = {"limits": AgentLimits(max_response_tokens=20_000), "max_model_len": 49_152}
 TEXTS = st.text(st.characters(), max_size=8) | st.sampled_from(["\ud83d", "\udc00x", "\x00", "\r"])
@@ -47,7 +47,7 @@ def test_any_text_reaches_the_files(tmp_path_factory, name, arguments, page, err
     (turn,) = rollout.turns
     assert turn.result.error == "parse" or turn.call.name
     path = tmp_path_factory.mktemp("out") / "rollouts.jsonl"
-    record = rollout_record(rollout)
+    record = rollout_record(rollout, TEMPLATE)
     path.write_text(json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n", "utf-8")
     assert json.loads(path.read_text("utf-8")) == record
     render_rollout(rollout, TEMPLATE.decode, [0.0]).encode()
@@ -86,6 +86,13 @@ def test_a_failure_of_a_tool_is_told_in_text_that_can_be_written(caplog):
     with pytest.raises(Exception, match="no file 'ab'"):
         run_one([called("search", {"query": "x"})] * 3, tools=tool)
     caplog.text.encode()
+
+
+def test_a_question_of_any_task_is_cleaned_with_its_free_fields():
+    odd = Question(
+        "q\ud83d", "Who\x00?", ("Mira\udc00",), {"no\ud83d": [("a\ud83d", 1)], "evidence": ["d0"]}
+    )
+    assert odd == Question("q", "Who?", ("Mira",), {"no": [("a", 1)], "evidence": ["d0"]})
 
 
 def nested(depth):

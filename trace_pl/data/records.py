@@ -71,6 +71,17 @@ def clean_text(text: str) -> str:
     return _CONTROLS.sub("", _NEWLINES.sub("\n", text))
 
 
+def clean_texts(value: Any) -> Any:  # noqa: ANN401  (whatever a user's row or task holds)
+    """Return a value with :func:`clean_text` of every text in it, names of objects included."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, Mapping):
+        return {clean_texts(name): clean_texts(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(clean_texts, value))
+    return value
+
+
 def read_records(path: str | Path) -> Iterator[Record]:
     """Yield the objects of a JSONL file; blank lines are skipped.
 
