@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from trace_pl.credit.stages import Prober
+from trace_pl.credit.stages import Prober, Reader
 from trace_pl.credit.values import LogRatioValue, ValueTransform, checked_mean_logprobs
 from trace_pl.errors import ConfigError
 from trace_pl.scoring.protocol import Branch, ProbeRequest, Scorer, Template
@@ -107,11 +107,13 @@ class PolicyProber(FrozenReferenceProber):
     be compared, and a policy that grows sure of its answers earns credit for that alone.
     """
 
-    reads_policy: ClassVar[bool] = True
+    reader: ClassVar[Reader] = "policy"
 
 
 class NoProber(Prober):
     """Finds every boundary equally good, so that only the outcome trains."""
+
+    reader: ClassVar[Reader] = "none"
 
     def probe(
         self,

@@ -30,6 +30,7 @@ from trace_pl.checkpoint import require_same
 from trace_pl.distributed.norm import total_norm
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.epoch_metrics import EpochMetrics
+from trace_pl.errors import CreditError
 from trace_pl.experts import Experts, RouterWatch, routers
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.losses.mismatch import add_mismatch
@@ -37,6 +38,7 @@ from trace_pl.metrics import rollout_items
 from trace_pl.policy import (
     BUILT_IN_BASE,
     check_reference,
+    has_own_reference,
     load_model,
     load_reference,
     sampled_logprobs,
@@ -108,14 +110,26 @@ class TraceModule(lightning.LightningModule):
         # A tuple hides the reference from the module tree: a frozen copy belongs in neither the
         # optimizer nor a checkpoint. The price is that nobody else moves it to the device.
         self._reference: tuple[PreTrainedModel, ...] = ()
+        self.credit_reads_reference = True
+        """Set by whoever assigns credit, before the models are loaded."""
 
     def configure_model(self) -> None:
-        """Load policy and reference once; later calls do nothing, as Lightning requires."""
-        if hasattr(self, "policy"):
-            return
-        policy = self._load_policy()
-        if self.adapter is None or self.reference_name != self.model_name:
+        """Load the policy, and the reference where it is read; nothing is loaded twice."""
+        if not hasattr(self, "policy"):
+            self._configure_policy()
+        if self.needs_own_reference() and not self._reference:
             self._reference = (self._load_reference(),)
+
+    def needs_own_reference(self) -> bool:
+        """Return whether the frozen reference is read, by a model of its own; only fits read it."""
+        is_read = self.loss.needs_reference or self.credit_reads_reference
+        if self._trainer is not None and self._trainer.state.fn != TrainerFn.FITTING:
+            is_read = False
+        has_adapter = self.adapter is not None
+        return has_own_reference(is_read, has_adapter, self.reference_name, self.model_name)
+
+    def _configure_policy(self) -> None:
+        policy = self._load_policy()
         if self.activation_checkpointing:
             policy.gradient_checkpointing_enable({"use_reentrant": False})
         if self.compile_layers:
@@ -150,11 +164,19 @@ class TraceModule(lightning.LightningModule):
         """Yield the frozen reference, on the module's device and in the precision of a step.
 
         With an adapter it is the policy itself, which must not be trained meanwhile.
+
+        Raises:
+            CreditError: if it was not loaded, because nothing had said that it reads it.
         """
-        if not self._reference:
+        if not self._reference and self.adapter and self.reference_name == self.model_name:
             with self.reading_policy() as policy, adapter_off(policy) as reference:
                 yield reference
             return
+        if not self._reference:
+            raise CreditError(
+                "Expected a frozen reference to read, got none: only a fit whose prober has the "
+                "`reader` 'reference', or whose loss needs it, loads one. Say so in what asks."
+            )
         reference = self._reference[0]
         if not isinstance(reference, FSDPModule) and reference.device != self.device:
             torch.nn.Module.to(reference, self.device)

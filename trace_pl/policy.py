@@ -144,6 +144,20 @@ def check_reference(name: str) -> None:
         )
 
 
+def has_own_reference(
+    is_read: bool, has_adapter: bool, reference_name: str | None, model_name: str
+) -> bool:
+    """Return whether a run loads a frozen model beside the policy.
+
+    Args:
+        is_read: Whether credit or the loss asks the reference.
+        has_adapter: Whether the policy with its adapter off is what it was.
+        reference_name: What is configured; None means the policy's initialisation.
+        model_name: The policy's model.
+    """
+    return is_read and not (has_adapter and reference_name in (None, model_name))
+
+
 def load_reference(name: str, policy_name: str, dtype: str = "float32") -> PreTrainedModel:
     """Load a frozen model from a model name, or from a checkpoint of a run with the same policy.
 

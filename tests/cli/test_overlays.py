@@ -4,11 +4,14 @@ import warnings
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 
+from trace_pl.credit.pipeline import reader_of
+from trace_pl.module import TraceModule
 from trace_pl.plan.command import ParsedCLI
 from trace_pl.plan.from_config import run_from_config
 from trace_pl.plan.inputs import Assumptions
@@ -22,6 +25,7 @@ OVERLAYS = sorted(
 )
 ABLATIONS = [path for path in OVERLAYS if path.parent.name == "ablations"]
 MIXTURE = "Qwen/Qwen3-30B-A3B-Thinking-2507"
+NO_REFERENCE = {"grpo", "dr_grpo", "rloo", "gspo", "gigpo", "no_prober", "policy_prober", "lora"}
 every_run = pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
 
 
@@ -32,6 +36,13 @@ def parser():
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
         cli = ParsedCLI([f"--config={RUNS[0]}", "--seed_everything=false"])
     return cli._subcommand_parsers["fit"]
+
+
+@cache
+def module_parser():
+    found = ArgumentParser()
+    found.add_class_arguments(TraceModule, "model")
+    return found
 
 
 @cache
@@ -73,17 +84,38 @@ def unnamed_changes(path, base, changed):
     return {key for key in differing if not is_named(key, names, before, after)}
 
 
-def skip_without_torchao(path):
-    if path.stem == "adamw_8bit":
-        pytest.importorskip("torchao")
-
-
 @every_run
 @pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
-def test_an_overlay_changes_what_it_names_and_nothing_else(run, path):
-    skip_without_torchao(path)
-    changed = resolved(f"--config={run}", f"--config={path}")
+def test_an_overlay_changes_what_it_names_alone_and_leaves_a_run_that_fits_together(
+    run, path, tmp_path, monkeypatch
+):
+    if path.stem == "adamw_8bit":
+        pytest.importorskip("torchao")
+    arguments = (f"--config={run}", f"--config={path}")
+    changed = resolved(*arguments)
     assert unnamed_changes(path, resolved(f"--config={run}"), changed) == set()
+    data = changed["data"]
+    longest = data["limits"]["max_trajectory_tokens"]
+    assert data["engine"]["init_args"]["max_model_len"] >= longest
+    assert data["limits"]["max_response_tokens"] < longest
+    if path.parent.name != "strategy":
+        monkeypatch.chdir(tmp_path)
+        assert_plan_and_run_agree_on_the_reference(
+            path, parsed(f"--config={run}", f"--config={path}")
+        )
+
+
+def assert_plan_and_run_agree_on_the_reference(path, config):
+    model, credit = config["model"], config["credit"]
+    if model["reference_name"]:
+        Path(model["reference_name"]).parent.mkdir(parents=True)
+        Path(model["reference_name"]).touch()
+    made = module_parser().instantiate(Namespace(model=model))["model"]
+    stages = [resolve_name(credit[slot]["class_path"])() for slot in ("prober", "anchor")]
+    made.credit_reads_reference = reader_of(*stages) == "reference"
+    is_counted = run_from_config(config, Assumptions(gpus=8)).training.has_reference
+    assert made.needs_own_reference() == is_counted
+    assert is_counted == (path.stem not in NO_REFERENCE)
 
 
 @pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
@@ -95,16 +127,6 @@ def test_an_ablation_names_one_slot(path):
     }
     # GSPO is outcome-only credit and a loss of its own.
     assert len(named) == (2 if path.stem == "gspo" else 1)
-
-
-@every_run
-@pytest.mark.parametrize("path", OVERLAYS, ids=lambda path: path.stem)
-def test_a_run_under_an_overlay_still_fits_its_engine(run, path):
-    skip_without_torchao(path)
-    data = resolved(f"--config={run}", f"--config={path}")["data"]
-    longest = data["limits"]["max_trajectory_tokens"]
-    assert data["engine"]["init_args"]["max_model_len"] >= longest
-    assert data["limits"]["max_response_tokens"] < longest
 
 
 @every_run

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from trace_pl.credit.pipeline import CreditPipeline, CreditReport
 from trace_pl.epoch_metrics import EpochMetrics
+from trace_pl.errors import CreditError
 from trace_pl.metrics import group_items, rollout_items
 from trace_pl.module import TraceModule
 from trace_pl.run_folder import run_folder
 from trace_pl.scoring import BranchedScorer, CachedScorer, ScoreStore
+from trace_pl.scoring.protocol import ProbeRequest
 from trace_pl.types import Rollout, RolloutGroup
 
 
@@ -52,6 +54,9 @@ class CreditAssigner(Callback):
         if stage != "fit":
             return
         self._pipeline = CreditPipeline.from_callbacks(trainer.callbacks)  # type: ignore[attr-defined]
+        assert isinstance(pl_module, TraceModule)
+        # Lightning sets up callbacks before it asks the module for its models.
+        pl_module.credit_reads_reference = self._pipeline.reader == "reference"
         path = None
         folder = run_folder(trainer)  # a broadcast, so every rank has to ask
         if folder is not None:
@@ -98,7 +103,10 @@ class CreditAssigner(Callback):
         """Yield the reader that the prober asks for; what the policy says is soon out of date."""
         assert self._pipeline is not None
         assert self._known is not None
-        if self._pipeline.prober.reads_policy:
+        if self._pipeline.reader == "none":
+            yield CachedScorer(NoScorer(), ScoreStore())
+            return
+        if self._pipeline.reader == "policy":
             with module.reading_policy() as policy:
                 scorer = BranchedScorer(policy, self.tokens_per_forward)
                 yield CachedScorer(scorer, ScoreStore())
@@ -106,6 +114,23 @@ class CreditAssigner(Callback):
         with module.reading_reference() as reference:
             scorer = BranchedScorer(reference, self.tokens_per_forward)
             yield CachedScorer(scorer, self._known, module.reference_name)
+
+
+class NoScorer:
+    """Stands where no stage reads a model."""
+
+    def score(self, requests: Sequence[ProbeRequest]) -> list[Tensor]:
+        """Refuse to answer.
+
+        Raises:
+            CreditError: if anything is asked.
+        """
+        if not requests:
+            return []
+        raise CreditError(
+            f"Expected no question of a prober whose `reader` is 'none', got {len(requests)}. Set "
+            "the class attribute `reader` to 'reference' or 'policy'."
+        )
 
 
 def experience_metrics(groups: tuple[RolloutGroup, ...], report: CreditReport) -> EpochMetrics:

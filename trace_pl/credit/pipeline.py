@@ -16,7 +16,7 @@ from trace_pl.credit.checks import (
     check_results,
     check_values,
 )
-from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
+from trace_pl.credit.stages import Anchor, Backup, Prober, Reader, Segmenter
 from trace_pl.errors import ConfigError
 from trace_pl.scoring.protocol import Scorer, Template
 from trace_pl.types import (
@@ -43,6 +43,11 @@ class CreditReport:
     advantages: list[TokenAdvantages]
 
 
+def reader_of(prober: Prober | type[Prober], anchor: Anchor | type[Anchor]) -> Reader:
+    """Return which model is read for credit; a prober that is never run reads none."""
+    return prober.reader if anchor.needs_turn_credit else "none"
+
+
 @dataclass(frozen=True)
 class CreditPipeline:
     """The four stages in their order."""
@@ -51,6 +56,11 @@ class CreditPipeline:
     prober: Prober
     backup: Backup
     anchor: Anchor
+
+    @property
+    def reader(self) -> Reader:
+        """Which model these stages read."""
+        return reader_of(self.prober, self.anchor)
 
     @classmethod
     def from_callbacks(cls, callbacks: Iterable[Callback]) -> Self:

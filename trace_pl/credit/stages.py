@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lightning.pytorch import Callback
 
@@ -21,6 +21,9 @@ from trace_pl.types import (
     TokenAdvantages,
     TurnCredit,
 )
+
+Reader = Literal["reference", "policy", "none"]
+"""Which model answers a prober: the frozen one, the policy as the epoch began, or nobody."""
 
 
 class Segmenter(Callback, ABC):
@@ -42,8 +45,8 @@ class Segmenter(Callback, ABC):
 class Prober(Callback, ABC):
     """Measures at every boundary how ready a model is to give the gold answer."""
 
-    reads_policy: ClassVar[bool] = False
-    """When true, the scorer passed in reads with the current policy, not the frozen reference."""
+    reader: ClassVar[Reader] = "reference"
+    """Which model the scorer passed in reads with. The reference is loaded only if it is asked."""
 
     @abstractmethod
     def probe(

@@ -7,10 +7,12 @@ from pkgutil import resolve_name
 from typing import Any
 
 import torch
-from jsonargparse import Namespace
+from jsonargparse import ArgumentParser, Namespace
 
 from trace_pl.adapters import LoRA
+from trace_pl.credit.pipeline import reader_of
 from trace_pl.errors import ConfigError
+from trace_pl.losses import PolicyLoss, TokenClip
 from trace_pl.plan.inputs import (
     ADAMW_8BIT_BYTES,
     GIB,
@@ -24,6 +26,7 @@ from trace_pl.plan.inputs import (
 )
 from trace_pl.plan.memory import kv_bytes_per_token
 from trace_pl.plan.shapes import ModelShape, read_shape
+from trace_pl.policy import has_own_reference
 from trace_pl.rollout.agent import AgentLimits
 
 _BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
@@ -136,11 +139,11 @@ def _num_gpus(trainer: Namespace) -> int:
 
 def _training(config: Namespace, sharding: Sharding) -> Training:
     model, data, credit = config["model"], config["data"], config["credit"]
-    has_credit = resolve_name(credit["anchor"]["class_path"]).needs_turn_credit
-    reads_policy = resolve_name(credit["prober"]["class_path"]).reads_policy
-    has_kl = bool(model["loss"] and _settings(model["loss"]).get("kl"))
-    reference = model["reference_name"]
-    has_copy = not model["adapter"] or reference not in (None, model["model_name"])
+    anchor = resolve_name(credit["anchor"]["class_path"])
+    reader = reader_of(resolve_name(credit["prober"]["class_path"]), anchor)
+    has_kl = _loss(model["loss"]).needs_reference
+    is_read = has_kl or reader == "reference"
+    names = model["reference_name"], model["model_name"]
     return Training(
         optimizer_bytes=optimizer_bytes(model["optimizer"], sharding.master_bytes),
         has_checkpointing=model["activation_checkpointing"],
@@ -148,10 +151,18 @@ def _training(config: Namespace, sharding: Sharding) -> Training:
         scorer_tokens=credit["assigner"]["tokens_per_forward"],
         num_steps=data["num_steps"],
         num_passes=data["num_passes"],
-        has_reference=has_copy and (has_kl or (has_credit and not reads_policy)),
-        has_credit=has_credit,
+        has_reference=has_own_reference(is_read, bool(model["adapter"]), *names),
+        has_credit=reader != "none",
         has_kl=has_kl,
     )
+
+
+def _loss(slot: Namespace | None) -> PolicyLoss:
+    """Build the loss, a handful of numbers, to ask what it reads."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--loss", type=PolicyLoss | None)
+    made: PolicyLoss | None = parser.instantiate(parser.parse_object({"loss": slot})).loss
+    return made or TokenClip()
 
 
 def optimizer_bytes(optimizer: Namespace, master_bytes: int) -> float:
