@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -25,6 +26,19 @@ def pytest_configure() -> None:
     # Tensors here are tiny and test processes many: more threads only wait for each other.
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _no_process_outlives_its_test():
+    """What a fixture of a wider scope started ends with the session at the latest."""
+    before = processes.started()
+    yield
+    processes.end_all(since=before)
+
+
+def pytest_sessionfinish() -> None:
+    """End what is left."""
+    processes.end_all()
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,14 +1,11 @@
 """Runs Trainers over given rollouts inside a process group.
 
-    torchrun --nproc-per-node=2 tests/sharded_run.py JOBS.json OUTPUT.json
-
 A job is a dict of a name, a model folder, a strategy and what else ``run`` takes; the output holds
 what rank 0 found, by name. Without a group the same jobs run in one process.
 """
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import lightning
@@ -128,7 +125,7 @@ def run(
         model, optimizer=adamw, adapter=LoRA(**adapter) if adapter else None, **settings
     )
     if isinstance(strategy, dict):
-        strategy = ShardedStrategy(**{"compute_dtype": "float32", "timeout_s": 60, **strategy})
+        strategy = ShardedStrategy(**{"compute_dtype": "float32", "timeout_s": 300, **strategy})
     trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
@@ -160,13 +157,9 @@ def run(
 
 
 def main(jobs, output):
-    torch.set_num_threads(1)
+    """Run the jobs of a file and write what the first rank found to another."""
     found = {name: run(**job) for name, job in json.loads(Path(jobs).read_text()).items()}
     if int(os.environ.get("RANK", 0)) == 0:
         Path(output).write_text(json.dumps(found))
     if distributed.is_initialized():
         leave()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

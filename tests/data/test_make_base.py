@@ -1,9 +1,8 @@
 import random
 import re
-import subprocess
-import sys
 from dataclasses import replace
 
+import processes
 import pytest
 import torch
 
@@ -153,10 +152,8 @@ def test_every_name_is_the_same_tokens_wherever_it_stands_one_for_each_word(toke
 
 def test_one_small_recipe_makes_the_same_folder_twice(tmp_path):
     def make(folder):
-        command = [sys.executable, "-m", "trace_pl.cli", "make-base", f"--output={folder}"]
-        small = ["--recipe.num_transcripts=16", "--recipe.num_webs=2",
-                 "--recipe.num_threads=1"]  # fmt: skip
-        subprocess.run([*command, *small], check=True, capture_output=True)
+        small = ("--recipe.num_transcripts=16", "--recipe.num_webs=2", "--recipe.num_threads=1")
+        processes.run("make-base", f"--output={folder}", *small)
         return {p.name: p.read_bytes() for p in folder.iterdir()}
 
     first, second = make(tmp_path / "one"), make(tmp_path / "two")

@@ -15,8 +15,6 @@ from trace_pl.rollout.agent import AgentLimits
 from trace_pl.rollout.hf_engine import HFEngine
 from trace_pl.rollout.server_engine import ServerEngine
 
-pytestmark = pytest.mark.timeout(200)
-
 
 class Watch(Callback):
     """Keeps which policy sampled and which trained in every epoch, and where questions stand."""

@@ -1,10 +1,9 @@
 """Real runs of the command line: real vLLM, real Trainer, real tools, the shipped base model."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -19,12 +18,8 @@ SMALL = [
 
 
 def fit(runs: Path, *arguments: str) -> None:
-    command = [sys.executable, "-m", "trace_pl.cli", "fit", "--config", CONFIGS / "quickstart.yaml"]
     save = f"--trainer.logger.init_args.save_dir={runs}"
-    result = subprocess.run(
-        [*command, save, *SMALL, *arguments], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    processes.run("fit", "--config", CONFIGS / "quickstart.yaml", save, *SMALL, *arguments)
 
 
 def scalars(run: Path) -> dict[str, list[float]]:

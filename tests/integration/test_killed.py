@@ -3,49 +3,36 @@
 import json
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
-import pytest
+import processes
 import torch
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 4
 
 
-def start(runs: Path, *more: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "trace_pl.cli", "fit"]
-    command += ["--config", str(ROOT / "configs" / "quickstart.yaml")]
-    command += [f"--trainer.logger.init_args.save_dir={runs}", f"--trainer.max_epochs={EPOCHS}"]
-    command += ["--data.questions_per_epoch=4", "--data.group_size=4"]
-    command += ["--data.evaluation_questions=4", "--trainer.enable_progress_bar=false"]
-    command += ["--trainer.num_sanity_val_steps=0", f"--trainer.check_val_every_n_epoch={EPOCHS}"]
-    return subprocess.Popen(
-        [*command, *more], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    )
+def start(runs: Path, *more: str) -> processes.Run:
+    settings = ["fit", "--config", ROOT / "configs" / "quickstart.yaml"]
+    settings += [f"--trainer.logger.init_args.save_dir={runs}", f"--trainer.max_epochs={EPOCHS}"]
+    settings += ["--data.questions_per_epoch=4", "--data.group_size=4"]
+    settings += ["--data.evaluation_questions=4", "--trainer.enable_progress_bar=false"]
+    settings += ["--trainer.num_sanity_val_steps=0", f"--trainer.check_val_every_n_epoch={EPOCHS}"]
+    return processes.start(*settings, *more)
 
 
-def finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=200)
-    assert process.returncode == 0, errors[-3000:]
-
-
-def kill_after_next_checkpoint(process: subprocess.Popen, path: Path, delay: float) -> None:
+def kill_after_next_checkpoint(run: processes.Run, path: Path, delay: float) -> None:
     """Kill at a moment of the epoch that follows the next checkpoint, whatever happens then."""
     seen = path.stat().st_mtime_ns if path.exists() else 0
-    while not path.exists() or path.stat().st_mtime_ns == seen:
-        assert process.poll() is None, process.communicate()[1][-3000:]
-        time.sleep(0.02)
+    run.wait_for(lambda: path.exists() and path.stat().st_mtime_ns != seen)
     time.sleep(delay)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
+    run.send_signal(signal.SIGKILL)
+    run.wait()
 
 
-@pytest.mark.timeout(600)
 def test_a_run_killed_twice_ends_with_the_weights_of_one_that_was_not(tmp_path):
-    finish(start(tmp_path / "whole"))
+    start(tmp_path / "whole").finish()
     moments = random.Random(0)
     runs = tmp_path / "killed"
     path = runs / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
@@ -53,7 +40,7 @@ def test_a_run_killed_twice_ends_with_the_weights_of_one_that_was_not(tmp_path):
     resume = "--ckpt_path=last"
     kill_after_next_checkpoint(start(runs, resume), path, moments.uniform(0.0, 1.5))
     torch.load(path, weights_only=True)  # whole, whenever the process died
-    finish(start(runs, resume))
+    start(runs, resume).finish()
     whole, killed = (
         torch.load(folder / "quickstart" / "version_0" / "checkpoints" / "last.ckpt")
         for folder in (tmp_path / "whole", runs)

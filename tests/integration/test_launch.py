@@ -5,21 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-from processes import free_port
+from processes import PATIENCE_S, free_port, popen
 
 from trace_pl.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
-
-pytestmark = pytest.mark.timeout(300)
 
 SETTINGS = (
     f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
     f"--config={ROOT / 'configs' / 'strategy' / 'hsdp.yaml'}",
     "--trainer.strategy.init_args.shard_size=1",  # a node of this test has one process
     "--trainer.strategy.init_args.compute_dtype=float32",
-    "--trainer.strategy.init_args.timeout_s=120",
+    "--trainer.strategy.init_args.timeout_s=600",
     "--trainer.accelerator=cpu",
     "--data.engine=trace_pl.rollout.hf_engine.HFEngine",
     "--data.engine.max_model_len=1024",
@@ -42,7 +39,7 @@ def start_node(rank: int, port: int, runs: Path, *settings: str) -> subprocess.P
         "MASTER_PORT": str(port),
         "PYTHON": sys.executable,
     }
-    return subprocess.Popen(
+    return popen(
         [ROOT / "configs" / "launch" / "torchrun.sh", *SETTINGS, *settings,
          f"--trainer.logger.init_args.save_dir={runs}"],
         env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -53,7 +50,7 @@ def test_two_nodes_train_one_policy(tmp_path):
     port = free_port()
     nodes = [start_node(rank, port, tmp_path) for rank in range(2)]
     for node in nodes:
-        _, errors = node.communicate(timeout=240)
+        _, errors = node.communicate(timeout=PATIENCE_S)
         assert node.returncode == 0, errors[-3000:]
     (run,) = (tmp_path / "quickstart").iterdir()
     saved = read_checkpoint(run / "checkpoints" / "last.ckpt")
@@ -66,8 +63,8 @@ def test_a_world_that_can_not_be_divided_is_refused(tmp_path):
     port = free_port()
     wrong = "--trainer.strategy.init_args.shard_size=4"
     nodes = [start_node(rank, port, tmp_path, wrong) for rank in range(2)]
-    for node in nodes:
-        _, errors = node.communicate(timeout=240)
-        assert node.returncode != 0
-        assert "shard_size (4) divides, got 2" in errors
+    errors = [node.communicate(timeout=PATIENCE_S)[1] for node in nodes]
+    assert all(node.returncode != 0 for node in nodes)
+    # Whoever finds out first ends the other, which may not have come that far.
+    assert any("shard_size (4) divides, got 2" in error for error in errors), errors
     assert list(tmp_path.glob("quickstart/*")) == []

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from processes import torchrun
+from processes import Ranks
 from random_models import make_qwen3, make_qwen3_moe
 from safetensors import safe_open
-from sharded_run import run
+from sharded_run import main, run
 
 from trace_pl.checkpoint import CheckpointFiles, SafeReader, read_checkpoint
 from trace_pl.errors import ConfigError
@@ -21,24 +21,15 @@ from trace_pl.policy import load_model
 from trace_pl.rollout.parity import check_parity
 from trace_pl.rollout.vllm_engine import VLLMEngine
 
-SCRIPT = Path(__file__).parents[1] / "sharded_run.py"
 FSDP, HSDP, OFFLOAD = {}, {"shard_size": 2}, {"reference_on_cpu": True}
 EXPERTS, HALF = {"expert_parallel_size": 2}, {"compute_dtype": "bfloat16"}
-
-pytestmark = pytest.mark.timeout(240)
 
 
 def run_ranks(folder, num_processes, **jobs):
     """Run jobs in a process group and return what its first rank found."""
     asked, found = folder / "jobs.json", folder / "found.json"
     asked.write_text(json.dumps(jobs))
-    done = subprocess.run(
-        [*torchrun(num_processes), str(SCRIPT), str(asked), str(found)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    Ranks(num_processes, main, asked, found).finish()
     return json.loads(found.read_text())
 
 

@@ -7,14 +7,12 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from processes import free_port, torchrun
+from processes import PATIENCE_S, Ranks, command_line, free_port, popen
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from trace_pl.checkpoint import read_meta
 
 ROOT = Path(__file__).parents[2]
-
-pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture
@@ -22,24 +20,27 @@ def url(tmp_path):
     """A server that was started by hand, as on another machine."""
     port = free_port()
     folder = ROOT / "trace_pl" / "data" / "closed_web" / "base"
-    command = [sys.executable, "-m", "trace_pl.rollout.vllm_server", str(folder)]
+    command = [sys.executable, "-m", "trace_pl.rollout.vllm_server", folder]
     command += ["--max-model-len=1024", "--max-num-seqs=32", "--dtype=float32"]
     command += [f"--kv-cache-memory-bytes={2**27}", "--host=127.0.0.1", f"--port={port}"]
-    with (tmp_path / "server.log").open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+    log = tmp_path / "server.log"
+    with log.open("w") as file:
+        server = popen(command, stdout=file, stderr=subprocess.STDOUT)
     address = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120.0
-    while True:
-        try:
-            urllib.request.urlopen(f"{address}/health", timeout=5.0)
-            break
-        except OSError:
-            assert server.poll() is None, (tmp_path / "server.log").read_text()[-3000:]
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-    yield address
-    server.terminate()
-    server.wait(timeout=60)
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_healthy(address):
+        assert server.poll() is None, log.read_text()[-3000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    return address
+
+
+def is_healthy(address):
+    try:
+        urllib.request.urlopen(f"{address}/health", timeout=5.0)
+    except OSError:
+        return False
+    return True
 
 
 def run_two_ranks(tmp_path, *engine: str, dtype: str = "float32", tolerance: float = 1e-4) -> None:
@@ -61,13 +62,7 @@ def run_two_ranks(tmp_path, *engine: str, dtype: str = "float32", tolerance: flo
         "--data.evaluation_questions=2",
         *engine,
     )
-    done = subprocess.run(
-        [*torchrun(2), "-m", "trace_pl.cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    Ranks(2, command_line, *arguments).finish()
     run = tmp_path / "quickstart" / "version_0"
     events = EventAccumulator(str(run), size_guidance={"scalars": 0}).Reload()
     parity = [event.value for event in events.Scalars("weights/parity_nats")]

@@ -1,14 +1,12 @@
 """Two processes train what one process trains."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 import torch
 from cli_runner import run_cli
-from processes import torchrun
 
 from trace_pl.data.closed_web.task import ClosedWebTask
 from trace_pl.policy import BUILT_IN_BASE, load_model
@@ -37,30 +35,19 @@ SETTINGS = (
 TWO = ("--trainer.strategy=ddp", "--trainer.devices=2")
 
 
-def run(
-    folder: Path, start: tuple[str, ...] = (sys.executable,), more: tuple[str, ...] = ()
-) -> dict:
+def run(folder: Path, num_ranks: int) -> dict:
     """Train in ``folder`` and return the checkpoint."""
-    place = f"--trainer.logger.init_args.save_dir={folder}"
-    done = subprocess.run(
-        [*start, "-m", "trace_pl.cli", *SETTINGS, place, *more],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    settings = [*SETTINGS, f"--trainer.logger.init_args.save_dir={folder}"]
+    if num_ranks == 1:
+        processes.run(*settings)
+    else:
+        processes.Ranks(num_ranks, processes.command_line, *settings, *TWO).finish()
     path = folder / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
     return torch.load(path, weights_only=True)
 
 
-@pytest.mark.timeout(600)
 def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
-    single = run(tmp_path / "one")
-    double = run(
-        tmp_path / "two",
-        start=torchrun(2),
-        more=TWO,
-    )
+    single, double = run(tmp_path / "one", 1), run(tmp_path / "two", 2)
     assert single["global_step"] == double["global_step"] == 3
     start = flat(load_model(BUILT_IN_BASE).state_dict(), "")
     moved, error = (
@@ -84,16 +71,11 @@ def predict_with_one_and_with_two(folder: Path) -> None:
     alone = f"--trainer.default_root_dir={folder / 'alone'}"
     assert run_cli(*settings, "--trainer.logger=false", alone) == 0
     together = f"--trainer.logger.init_args.save_dir={folder / 'together'}"
-    done = subprocess.run(
-        [*torchrun(2), "-m", "trace_pl.cli", *settings, *TWO, together],
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    ranks = processes.Ranks(2, processes.command_line, *settings, *TWO, together)
+    output = "".join(rank.finish() for rank in ranks.ranks)
     (written,) = (folder / "together").rglob("rollouts*")
-    assert done.stdout.count("5 rollouts in") == 1
-    assert f"5 rollouts in {written}" in done.stdout
+    assert output.count("5 rollouts in") == 1
+    assert f"5 rollouts in {written}" in output
     assert [path.name for path in (folder / "alone").iterdir()] == ["rollouts.jsonl"]
     one, two = (
         [json.loads(line) for line in path.read_text().splitlines()]

@@ -1,17 +1,15 @@
 """The plan's weights, gradients and optimizer against those of real trainers."""
 
 import json
-import os
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
+import plan_ranks
 import pytest
 import torch
 from fixed_experience import train
 from lightning.pytorch.callbacks import Callback
 from measured_bytes import storage_bytes
-from processes import torchrun
+from processes import Ranks
 from wide_models import make_wide, make_wide_moe
 
 from trace_pl.adapters import LoRA
@@ -64,29 +62,25 @@ def sharing(kind):
     return Sharding("sharded", 2, shard=2, param_bytes=2, expert_parallel=1 + (kind == "experts"))
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "lengths"),
-    [
-        ("ddp", {}, [300, 200]),
-        ("sharded", {}, [300, 200]),
-        ("sharded", {"vocab_size": 64}, [12, 12]),  # hardly more than gathered layers
-        ("experts", {}, [700, 500]),
-    ],
-)
-def test_a_plan_knows_what_each_of_two_ranks_holds(kind, changes, lengths):
-    tests = Path(__file__).parents[1]
-    done = subprocess.run(
-        [
-            *torchrun(2),
-            *(tests / "plan" / "two_ranks.py", kind, json.dumps(changes), json.dumps(lengths)),
-        ],
-        env={**os.environ, "PYTHONPATH": f"{tests}:{tests.parent}"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    held = json.loads(done.stdout.splitlines()[-1])
+JOBS = {
+    "ddp": ("ddp", {}, [300, 200]),
+    "sharded": ("sharded", {}, [300, 200]),
+    "few words": ("sharded", {"vocab_size": 64}, [12, 12]),  # hardly more than gathered layers
+    "experts": ("experts", {}, [700, 500]),
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks():
+    """What one of two ranks holds, by job."""
+    output = Ranks(2, plan_ranks.main, list(JOBS.values())).finish()
+    return dict(zip(JOBS, json.loads(output.splitlines()[-1]), strict=True))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_plan_knows_what_each_of_two_ranks_holds(two_ranks, job):
+    kind, changes, lengths = JOBS[job]
+    held = two_ranks[job]
     model = (make_wide_moe if kind == "experts" else make_wide)(**changes)
     predicted = sum(lengths) - 8 * len(lengths)
     plan = memory_of(

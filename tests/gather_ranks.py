@@ -1,7 +1,4 @@
-"""One of two processes: shards a model, gathers it parameter by parameter, compares.
-
-torchrun --nproc-per-node=2 tests/distributed/gather_ranks.py
-"""
+"""One of two processes: shards a model, gathers it parameter by parameter, compares."""
 
 import weakref
 
@@ -19,6 +16,7 @@ from trace_pl.weights import policy_tensors
 
 
 def main() -> None:
+    """Gather three models and leave."""
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (2,))
     # Five heads and 97 rows of the vocabulary: no dimension divides evenly among two ranks.
@@ -51,7 +49,3 @@ def assert_one_lives(model: torch.nn.Module) -> None:
         assert earlier is None or earlier() is None
         earlier = weakref.ref(tensor)
         del tensor
-
-
-if __name__ == "__main__":
-    main()

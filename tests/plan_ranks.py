@@ -1,12 +1,10 @@
 """One rank of a small run under ddp, fully_shard or with divided experts; prints what it holds.
 
-The last line is JSON, in bytes.
-
-torchrun --nproc-per-node=2 tests/plan/two_ranks.py ddp|sharded|experts CHANGES ROW_LENGTHS
+A job is a kind (ddp, sharded or experts), changes of the model's config and lengths of rows; what
+the first rank found, in bytes, is the last line of its output, one JSON object for each job.
 """
 
 import json
-import sys
 
 import torch
 from measured_bytes import LiveBytes, rows, storage_bytes
@@ -53,12 +51,20 @@ def local(tensors):
     return [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
 
 
-def main(kind, changes, lengths):
+def main(jobs):
+    """Run the jobs one after the other."""
     distributed.init_process_group("gloo")
+    found = [measure(*job) for job in jobs]
+    if distributed.get_rank() == 0:
+        print(json.dumps(found))
+    leave()
+
+
+def measure(kind, changes, lengths):
     make, wrap = KINDS[kind]
-    model = make(**json.loads(changes))
+    model = make(**changes)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    ids, mask = rows(model.config.vocab_size, json.loads(lengths))
+    ids, mask = rows(model.config.vocab_size, lengths)
     live = LiveBytes()
     with live:
         policy = wrap(Policy(model))
@@ -78,9 +84,4 @@ def main(kind, changes, lengths):
     }
     made_before = found["gradients"] + (0 if kind == "ddp" else sharing)
     found["activations and buffers"] = live.peak - made_before
-    if distributed.get_rank() == 0:
-        print(json.dumps(found))
-    leave()
-
-
-main(*sys.argv[1:])
+    return found

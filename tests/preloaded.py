@@ -1,0 +1,20 @@
+"""What the server imports from which the processes of tests are forked; nothing here computes."""
+
+import os
+
+import torch
+
+import callbacks  # noqa: F401
+import trace_pl.cli  # noqa: F401
+from trace_pl.errors import ConfigError
+from trace_pl.rollout.vllm_setup import import_vllm
+
+before = dict(os.environ)
+torch.set_num_threads(1)
+try:
+    vllm = import_vllm()
+    vllm.EngineArgs, vllm.LLMEngine  # noqa: B018  (imported when they are first asked for)
+except ConfigError:
+    pass  # whoever needs it says so
+os.environ.clear()
+os.environ.update(before)
