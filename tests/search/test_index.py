@@ -110,20 +110,6 @@ def test_threads_that_open_one_index_together_get_the_same_hits():
     assert found == [PAGES.search("Arden", 3)] * 32
 
 
-def test_a_stored_index_is_reused_and_another_corpus_or_folder_is_refused(tmp_path):
-    folder = tmp_path / "made" / "index"
-    first = Bm25Index(corpus(), str(folder))
-    made = {path.name: path.stat().st_mtime_ns for path in folder.iterdir()}
-    second = Bm25Index(corpus(), str(folder))
-    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == made
-    assert first.search("Arden", 4) == second.search("Arden", 4) == PAGES.search("Arden", 4)
-    assert [path.name for path in folder.parent.iterdir()] == ["index"]
-    with pytest.raises(ConfigError, match="Delete the folder or name another one"):
-        Bm25Index(Corpus([Document("x", "X", "another")]), str(folder))
-    with pytest.raises(ConfigError, match="something else"):
-        Bm25Index(corpus(), str(tmp_path / "made"))
-
-
 def test_every_page_of_the_closed_web_is_found_by_its_own_name_mostly_first():
     """A page that names a whole family may outrank one whose name is part of its own."""
     web = Corpus(ClosedWeb().documents())

@@ -68,6 +68,8 @@ def clean_text(text: str) -> str:
 
     All other Unicode is kept: a lone surrogate alone can not be encoded, tokenised or indexed.
     """
+    if text.replace("\n", "").replace("\t", "").isprintable():
+        return text  # nearly every text, in a fifth of the time
     return _CONTROLS.sub("", _NEWLINES.sub("\n", text))
 
 

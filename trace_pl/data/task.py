@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 from trace_pl.data.questions import load_questions
 from trace_pl.errors import DataError
 from trace_pl.rollout.agent import Toolbox
 from trace_pl.search.corpus import Corpus
-from trace_pl.search.index import Bm25Index
+from trace_pl.search.index import SearchIndex
+from trace_pl.search.stored_index import StoredBm25Index
 from trace_pl.search.tools import Browser
 from trace_pl.types import Question
 
@@ -26,18 +28,30 @@ class Task(Protocol):
 
 
 class FileTask:
-    """Questions in JSONL files over a corpus in a JSONL file, searched with BM25.
+    """Questions in JSONL files over a corpus in a JSONL file, searched with a browser.
 
     Args:
         corpus: One document a line: ``id``, ``title``, ``text``.
         train: Questions, one a line: ``id``, ``question``, ``answer``, ``answer_aliases``.
         validation: Held-out questions.
         test: Questions for ``trace-pl test``; None means those of ``validation``.
+        index: Given the corpus, finds documents in it.
+        browser: Given corpus and index, makes the tools.
     """
 
-    def __init__(self, corpus: str, train: str, validation: str, test: str | None = None) -> None:
+    def __init__(
+        self,
+        corpus: str,
+        train: str,
+        validation: str,
+        test: str | None = None,
+        index: Callable[[Corpus], SearchIndex] = StoredBm25Index,
+        browser: Callable[[Corpus, SearchIndex], Browser] = Browser,
+    ) -> None:
         """Store paths; files are read when they are needed."""
         self.corpus = corpus
+        self.make_index = index
+        self.make_browser = browser
         self.files: dict[Split, str] = {
             "train": train,
             "validation": validation,
@@ -63,4 +77,4 @@ class FileTask:
     def toolbox(self) -> Toolbox:
         """Return a browser over the corpus."""
         corpus = Corpus.from_jsonl(self.corpus)
-        return Browser(corpus, Bm25Index(corpus))
+        return self.make_browser(corpus, self.make_index(corpus))

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import tempfile
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import tantivy
 
 from trace_pl.errors import ConfigError
-from trace_pl.search.analysis import ANALYSIS, analyse
+from trace_pl.search.analysis import analyse
 from trace_pl.search.corpus import Corpus
 
 _FIELDS = ("title", "text")
@@ -30,15 +26,16 @@ class Hit:
     score: float
 
 
-class SearchIndex(Protocol):
+class SearchIndex(ABC):
     """Anything that ranks the documents of a corpus for a query. Safe to call from threads."""
 
+    @abstractmethod
     def search(self, query: str, limit: int) -> list[Hit]:
         """Return at most ``limit`` documents, best first, for any Unicode text."""
 
 
-class Bm25Index:
-    """BM25 over titles and texts, exact and reproducible.
+class Bm25Index(SearchIndex):
+    """BM25 over titles and texts in memory, exact and reproducible.
 
     A document scores the sum over both fields and the distinct terms t of the query of
 
@@ -48,20 +45,15 @@ class Bm25Index:
     b = 0.75. Tantivy keeps L in one byte: exact up to 40 terms, then rounded down. Equal scores are
     ordered by docid. Queries are made of terms, so no character has a special meaning.
 
-    The index is built at once, not in the first search, which would run against a tool's timeout.
-    A pickled copy, as a spawned process gets it, builds or opens its own in its first search.
+    The index is made at once, not in the first search, which would run against a tool's timeout. A
+    pickled copy, as a spawned process gets it, makes its own in its first search.
 
     Args:
         corpus: What to search.
-        folder: Where to keep the index for other runs over this corpus; None keeps it in memory.
-
-    Raises:
-        ConfigError: if the folder holds an index of another corpus, or anything else.
     """
 
-    def __init__(self, corpus: Corpus, folder: str | None = None) -> None:
+    def __init__(self, corpus: Corpus) -> None:
         self.corpus = corpus
-        self.folder = folder
         self._docids = sorted(corpus)
         self._searcher: tantivy.Searcher | None = None
         self._lock = Lock()
@@ -104,11 +96,15 @@ class Bm25Index:
     def _open(self) -> tantivy.Searcher:
         with self._lock:
             if self._searcher is None:
-                index = self._in_folder(Path(self.folder)) if self.folder else self._built(None)
-                self._searcher = index.searcher()
+                self._searcher = self._make().searcher()
             return self._searcher
 
-    def _built(self, path: Path | None) -> tantivy.Index:
+    def _make(self) -> tantivy.Index:
+        """Return the index, built or found."""
+        return self._build(None)
+
+    def _build(self, path: Path | None) -> tantivy.Index:
+        """Write the index to an empty folder, or to memory."""
         index = tantivy.Index(_SCHEMA, path=str(path) if path else None, reuse=False)
         # One thread writes one run of segments in a fixed order.
         with index.writer(_HEAP_BYTES, num_threads=1) as writer:
@@ -126,50 +122,15 @@ class Bm25Index:
         assert index.searcher().num_docs == len(self._docids)
         return index
 
-    def _in_folder(self, folder: Path) -> tantivy.Index:
-        """Open the stored index of this corpus, or store it first.
-
-        It is built under another name and moved into place, so that processes which start together
-        never see half of one.
-        """
-        if not folder.exists():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            draft = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
-            try:
-                self._built(draft)
-                (draft / _LABEL).write_text(json.dumps(self._label()))
-                if not folder.exists():
-                    os.rename(draft, folder)
-            finally:
-                shutil.rmtree(draft, ignore_errors=True)
-        label = folder / _LABEL
-        stored = json.loads(label.read_text()) if label.is_file() else None
-        if stored != self._label():
-            raise ConfigError(
-                f"Expected an index of corpus {self.corpus.fingerprint[:12]} in '{folder}', got "
-                f"{stored or 'something else'}. Delete the folder or name another one."
-            )
-        return tantivy.Index.open(str(folder))
-
-    def _label(self) -> dict[str, str]:
-        return {
-            "corpus": self.corpus.fingerprint,
-            "analysis": ANALYSIS,
-            "tantivy": version("tantivy"),
-        }
-
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to one process."""
-        return {"corpus": self.corpus, "folder": self.folder, "_docids": self._docids}
+        return {k: v for k, v in self.__dict__.items() if k not in ("_searcher", "_lock")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take the rest; the index opens in the first search."""
         self.__dict__.update(state)
         self._searcher = None
         self._lock = Lock()
-
-
-_LABEL = "trace_pl.json"
 
 
 def _schema() -> tantivy.Schema:

@@ -16,7 +16,6 @@ from trace_pl.types import ToolCall, ToolResult
 __all__ = ["AllowAll", "Browser", "BrowserSession", "QueryGuard", "SeenWordsGuard"]
 
 _PREFIX = "browser."
-_MAX_PASSAGES = 5
 
 
 class Browser:
@@ -29,6 +28,7 @@ class Browser:
         num_results: Results a search shows.
         snippet_words: Words of a result's title, and of its snippet, at most.
         max_words: Words of a page, or of all passages found in it, shown by one call at most.
+        num_passages: Passages a ``find`` shows at most.
 
     Raises:
         ConfigError: if a number is below 1.
@@ -43,11 +43,13 @@ class Browser:
         num_results: int = 3,
         snippet_words: int = 30,
         max_words: int = 600,
+        num_passages: int = 5,
     ) -> None:
         for name, value in (
             ("num_results", num_results),
             ("snippet_words", snippet_words),
             ("max_words", max_words),
+            ("num_passages", num_passages),
         ):
             if value < 1:
                 raise ConfigError(f"Expected {name} of at least 1 for the browser, got {value}.")
@@ -57,6 +59,7 @@ class Browser:
         self.num_results = num_results
         self.snippet_words = snippet_words
         self.max_words = max_words
+        self.num_passages = num_passages
 
     def schemas(self) -> list[dict[str, Any]]:
         """Return the function schemas of the three tools, as chat templates take them."""
@@ -150,8 +153,8 @@ class BrowserSession:
         if self._page is None:
             raise ArgumentError("no page is open.")
         document, page = self._page
-        words = max(1, self._browser.max_words // _MAX_PASSAGES)
-        matches = page.find(pattern, _MAX_PASSAGES, words)
+        limit = self._browser.num_passages
+        matches = page.find(pattern, limit, max(1, self._browser.max_words // limit))
         if not matches.passages:
             return "No match.", ()
         more = [f"[{matches.remaining} more]"] if matches.remaining else []
