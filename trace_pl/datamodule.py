@@ -26,6 +26,7 @@ from trace_pl.rollout.agent import (
     Reward,
     prompt_of,
 )
+from trace_pl.rollout.call_check import check_calls
 from trace_pl.rollout.collector import Collector
 from trace_pl.rollout.engine import RolloutEngine
 from trace_pl.rollout.protocols import Toolbox
@@ -210,13 +211,15 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     def _make_template(self) -> ChatTemplate:
         schemas = self._toolbox().schemas()
-        return ChatTemplate(
+        template = ChatTemplate(
             load_tokenizer(self.model_name),
             schemas,
             self.call_format.describe(schemas),
             load_end_ids(self.model_name),
             self.answer_format,
         )
+        check_calls(template, self.call_format, schemas)
+        return template
 
     def setup(self, stage: str) -> None:
         """Open the data and check it against the Trainer."""

@@ -93,6 +93,11 @@ class ChatTemplate:
         return str(self._tokenizer.name_or_path)
 
     @property
+    def describes_tools(self) -> bool:
+        """Whether the template itself tells the model how to call; else ``tool_prompt`` does."""
+        return not self._tool_prompt
+
+    @property
     def answer_opening(self) -> str:
         """What the policy writes before a final answer."""
         return self.answer_format.opening
@@ -221,7 +226,7 @@ class ChatTemplate:
             )
         return tuple(sorted({self.end_of_turn, *ids} - set(words)))
 
-    def rendered(self, messages: list[dict[str, str]], generate: bool = False) -> str:
+    def rendered(self, messages: Sequence[dict[str, Any]], generate: bool = False) -> str:
         """Return the text that the template itself makes of a dialogue.
 
         Args:
@@ -233,7 +238,7 @@ class ChatTemplate:
         """
         try:
             text = self._tokenizer.apply_chat_template(
-                messages,
+                list(messages),
                 tools=self._tools,
                 tokenize=False,
                 add_generation_prompt=generate,

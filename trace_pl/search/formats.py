@@ -122,6 +122,8 @@ class LlamaFormat:
         )
 
 
+SHIPPED_FORMATS: tuple[type[ToolCallFormat], ...] = (HermesFormat, LlamaFormat)
+
 _UNCLOSED_THINKING = ParsedTurn(error="Error: unclosed thinking block.")
 
 
