@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from trace_pl.data.closed_web.task import ClosedWebTask
+from trace_pl.data.rewards import ExactMatchReward
 from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
 from trace_pl.rollout import agent
-from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward, Toolbox, ToolSession
+from trace_pl.rollout.agent import AgentLimits, AgentLoop, Toolbox, ToolSession
 from trace_pl.rollout.phase import RolloutPhase
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.rollout.vllm_engine import VLLMEngine
@@ -94,7 +95,7 @@ def main() -> None:
     limits = AgentLimits(max_turns=8, max_response_tokens=64, max_trajectory_tokens=900)
     loop = AgentLoop(
         engine, template, tools, HermesFormat(), ExactMatchReward(), limits,
-        num_tool_threads=sizes.rollouts,
+        num_threads=sizes.rollouts,
     )  # fmt: skip
     questions = task.questions("train")[: sizes.rollouts]
 

@@ -61,7 +61,8 @@ def render_rollout(rollout: Rollout, decode: Decode, turn_rewards: list[float]) 
         parts.append(_code(turn.result.text))
     tail = rollout.turns[-1].observation_stop if rollout.turns else rollout.prompt_length
     parts.append(_code(decode(rollout.token_ids[tail:].tolist())))
-    parts.append(f"ended: {rollout.stop_reason.value}, reward {rollout.reward:g}")
+    grade = f"{'right' if rollout.is_correct else 'wrong'}, reward {rollout.reward:g}"
+    parts.append(f"ended: {rollout.stop_reason.value}, {grade}")
     return "\n\n".join(parts)
 
 

@@ -3,7 +3,8 @@
 from conftest import make_tokenizer
 from scripted import SCHEMA, FunctionTools, ScriptedEngine
 
-from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
+from trace_pl.data.rewards import ExactMatchReward
+from trace_pl.rollout.agent import AgentLimits, AgentLoop
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.search.formats import HermesFormat
 from trace_pl.types import Question, ToolResult
@@ -22,17 +23,24 @@ def page(question, call, number):
     return ToolResult(f"page {number} on {call.arguments['query']}", docids=(f"d{number}",))
 
 
-def make_loop(script, tools=page, limits=LIMITS, **engine_settings):
+def make_loop(script, tools=page, limits=LIMITS, reward=None, **engine_settings):
     """Return a scripted engine and an agent loop on it."""
     engine = ScriptedEngine(TEMPLATE, script, **engine_settings)
-    return engine, AgentLoop(
-        engine, TEMPLATE, FunctionTools(tools), HermesFormat(), ExactMatchReward(), limits
-    )
+    reward = reward or ExactMatchReward()
+    return engine, AgentLoop(engine, TEMPLATE, FunctionTools(tools), HermesFormat(), reward, limits)
 
 
-def run(script, tools=page, limits=LIMITS, questions=None, group_size=1, **engine_settings):
+def run(
+    script,
+    tools=page,
+    limits=LIMITS,
+    questions=None,
+    group_size=1,
+    reward=None,
+    **engine_settings,
+):
     """Run a script and return the loop's engine and groups."""
-    engine, loop = make_loop(script, tools, limits, **engine_settings)
+    engine, loop = make_loop(script, tools, limits, reward, **engine_settings)
     return engine, loop.collect(questions or [question()], group_size)
 
 

@@ -33,8 +33,12 @@ def rollout(
     reward: float = 0.0,
     of: Question | None = None,
     seed: int = 0,
+    is_correct: bool | None = None,
 ) -> Rollout:
-    """Return a rollout of ``turns`` (action tokens, observation tokens) and a final answer."""
+    """Return a rollout of ``turns`` (action tokens, observation tokens) and a final answer.
+
+    It is right if ``is_correct`` says so, or if nothing is said and the reward is positive.
+    """
     generator = torch.Generator().manual_seed(1000 * seed + index)
     kinds = [P] * prompt
     spans = []
@@ -57,6 +61,7 @@ def rollout(
         stop_reason=StopReason.ANSWERED,
         answer="x",
         reward=reward,
+        is_correct=reward > 0.0 if is_correct is None else is_correct,
         policy_version=0,
     )
 

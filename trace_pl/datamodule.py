@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from trace_pl.batch import BatchPlan, EvaluationBatch, OneBatch, RolloutBuffer
 from trace_pl.data.answer_formats import AnswerFormat, AnswerTags
 from trace_pl.data.asked import AskedQuestions
+from trace_pl.data.rewards import ExactMatchReward, Reward
 from trace_pl.data.stream import QuestionStream
 from trace_pl.data.task import Split, Task
 from trace_pl.errors import ConfigError
@@ -22,8 +23,6 @@ from trace_pl.policy import BUILT_IN_BASE, load_end_ids, load_tokenizer, resolve
 from trace_pl.rollout.agent import (
     AgentLimits,
     AgentLoop,
-    ExactMatchReward,
-    Reward,
     prompt_of,
 )
 from trace_pl.rollout.call_check import check_calls
@@ -61,7 +60,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         answer_format: How the policy states its final answer: what the system prompt says of it,
             how it is read, and what a prober puts before the gold answer. None means `<answer>`
             tags.
-        reward: Outcome reward; None means normalised exact match.
+        reward: Grades finished rollouts, a class or a function; None means normalised exact match.
         system_prompt: Put before the instruction of the answer format and before the tools'
             description.
         evaluation_questions: Questions of each validation, the first of the split, one rollout

@@ -42,6 +42,8 @@ class StopReason(StrEnum):
     """Too many tool errors in a row."""
     INFRASTRUCTURE = "infrastructure"
     """The engine or a tool service failed; the policy is not to blame."""
+    REWARD_FAILURE = "reward_failure"
+    """The reward failed or took too long, so nobody knows what the rollout is worth."""
     DEADLINE = "deadline"
     """The rollout took too long by the clock, which says as much about the machine, the tools and
     the neighbours as about the policy. The policy answers for its turns and tokens."""
@@ -49,7 +51,11 @@ class StopReason(StrEnum):
     @property
     def counts(self) -> bool:
         """Whether the rollout says something about the policy, so may enter group statistics."""
-        return self not in (StopReason.INFRASTRUCTURE, StopReason.DEADLINE)
+        return self not in (
+            StopReason.INFRASTRUCTURE,
+            StopReason.REWARD_FAILURE,
+            StopReason.DEADLINE,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +134,16 @@ class Turn:
     result: ToolResult
 
 
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """What a reward says of a finished rollout."""
+
+    reward: float
+    """What training compares among the rollouts of a question; finite."""
+    is_correct: bool
+    """Whether the answer is right, whatever else the reward pays for."""
+
+
 @dataclass(frozen=True, eq=False)
 class Rollout:
     """One finished trajectory: the append-only token record and what happened in it."""
@@ -148,6 +164,8 @@ class Rollout:
     answer: str | None
     """Text of the final answer, None when the policy gave none."""
     reward: float
+    is_correct: bool
+    """Whether the answer is right, as the reward says; not whether ``reward`` is large."""
     policy_version: int
     experts: Tensor | None = None
     """(T, N layers, K) int16, the experts that read each token when it was sampled from, -1 where
@@ -175,11 +193,6 @@ class Rollout:
     def num_turns(self) -> int:
         """Number of completed tool turns (N)."""
         return len(self.turns)
-
-    @property
-    def is_correct(self) -> bool:
-        """Whether the outcome reward is positive."""
-        return self.reward > 0.0
 
 
 @dataclass(frozen=True, eq=False)

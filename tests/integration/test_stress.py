@@ -10,6 +10,7 @@ import torch
 
 from trace_pl.batch import BatchPlan, RolloutBuffer
 from trace_pl.data.closed_web.task import ClosedWebTask
+from trace_pl.data.rewards import ExactMatchReward
 from trace_pl.policy import (
     BUILT_IN_BASE,
     load_model,
@@ -17,7 +18,7 @@ from trace_pl.policy import (
     resolve_model,
     sampled_logprobs,
 )
-from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
+from trace_pl.rollout.agent import AgentLimits, AgentLoop
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.rollout.vllm_engine import VLLMEngine
 from trace_pl.search.formats import HermesFormat

@@ -6,8 +6,9 @@ import pytest
 from agent_runs import ANSWER, LIMITS, TEMPLATE, make_loop, page, prompt_length, question, run
 from scripted import FunctionTools, ScriptedEngine, rollout_name, search
 
+from trace_pl.data.rewards import ExactMatchReward
 from trace_pl.errors import ConfigError, DataError, RolloutError
-from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
+from trace_pl.rollout.agent import AgentLimits, AgentLoop
 from trace_pl.rollout.engine import Completion
 from trace_pl.search.formats import HermesFormat
 from trace_pl.types import StopReason
@@ -138,6 +139,7 @@ def test_a_rollout_beyond_its_time_is_left_out_and_cancelled(caplog):
 def test_the_clock_does_not_judge_the_policy():
     assert not StopReason.DEADLINE.counts
     assert not StopReason.INFRASTRUCTURE.counts
+    assert not StopReason.REWARD_FAILURE.counts
     assert StopReason.MAX_TOKENS.counts
 
 
@@ -209,6 +211,8 @@ def test_a_trajectory_longer_than_the_engine_reads_is_refused():
         {"max_consecutive_errors": 0},
         {"tool_timeout_s": 0.0},
         {"tool_retries": -1},
+        {"reward_timeout_s": 0.0},
+        {"reward_retries": -1},
         {"max_seconds": 0.0},
     ],
 )

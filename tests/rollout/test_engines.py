@@ -12,9 +12,10 @@ import pytest
 import torch
 from scripted import SCHEMA, FunctionTools
 
+from trace_pl.data.rewards import ExactMatchReward
 from trace_pl.errors import ConfigError, RolloutError, WeightSyncError
 from trace_pl.policy import load_model, sampled_logprobs
-from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
+from trace_pl.rollout.agent import AgentLimits, AgentLoop
 from trace_pl.rollout.auto_engine import AutoEngine
 from trace_pl.rollout.engine import GenerationRequest, stream_seed
 from trace_pl.rollout.hf_engine import HFEngine

@@ -3,7 +3,7 @@ import torch
 
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.record import TokenRecord
-from trace_pl.types import Question, StopReason, TokenKind, ToolCall, ToolResult
+from trace_pl.types import Grade, Question, StopReason, TokenKind, ToolCall, ToolResult
 
 QUESTION = Question("q1", "Who?", ("Mira Holt",))
 
@@ -23,7 +23,8 @@ def one_turn_record() -> TokenRecord:
 
 
 def test_every_mask_and_span_comes_from_the_record():
-    rollout = one_turn_record().finish(QUESTION, 3, StopReason.ANSWERED, "Mira Holt", 1.0, 9)
+    grade = Grade(1.1, is_correct=True)
+    rollout = one_turn_record().finish(QUESTION, 3, StopReason.ANSWERED, "Mira Holt", grade, 9)
 
     assert rollout.token_ids.tolist() == [10, 11, 12, 20, 30, 31, 2, 21, 40, 41, 22, 20, 50, 2]
     assert rollout.kinds.tolist() == [0, 0, 0, 3, 1, 1, 1, 3, 2, 2, 3, 3, 1, 1]
@@ -37,7 +38,8 @@ def test_every_mask_and_span_comes_from_the_record():
     assert rollout.prompt_length == 3
     (turn,) = rollout.turns
     assert (turn.action_start, turn.action_stop, turn.observation_stop) == (4, 7, 11)
-    assert (rollout.index, rollout.policy_version, rollout.reward) == (3, 9, 1.0)
+    assert (rollout.index, rollout.policy_version, rollout.reward) == (3, 9, 1.1)
+    assert rollout.is_correct
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,6 @@ def test_a_rollout_without_turns_keeps_its_answer_tokens():
     record = TokenRecord()
     record.append([10], TokenKind.PROMPT)
     record.append([5, 2], TokenKind.ACTION, [-1.0, -1.0])
-    rollout = record.finish(QUESTION, 0, StopReason.ANSWERED, None, 0.0, 0)
+    rollout = record.finish(QUESTION, 0, StopReason.ANSWERED, None, Grade(0.5, is_correct=False), 0)
     assert rollout.turns == ()
     assert rollout.loss_mask.tolist() == [False, True, True]

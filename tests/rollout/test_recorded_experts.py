@@ -12,7 +12,7 @@ from trace_pl.rollout.engine import GenerationRequest
 from trace_pl.rollout.hf_engine import HFEngine
 from trace_pl.rollout.record import TokenRecord
 from trace_pl.rollout.vllm_engine import VLLMEngine
-from trace_pl.types import StopReason, TokenKind
+from trace_pl.types import Grade, StopReason, TokenKind
 
 PROMPT = list(range(3, 80))
 
@@ -87,7 +87,7 @@ def test_a_rollout_carries_them_for_all_tokens_but_those_after_the_last_response
     first = completions[0]
     record.append(first.token_ids, TokenKind.ACTION, first.logprobs)
     record.experts = first.experts
-    rollout = record.finish(question(), 0, StopReason.ANSWERED, "x", 1.0, 0)
+    rollout = record.finish(question(), 0, StopReason.ANSWERED, "x", Grade(1.0, is_correct=True), 0)
     assert torch.equal(rollout.experts[:-1], first.experts)
     assert (rollout.experts[-1] == -1).all()
 

@@ -15,9 +15,10 @@ import torch
 from processes import PATIENCE_S, free_port, popen
 from scripted import SCHEMA, FunctionTools
 
+from trace_pl.data.rewards import ExactMatchReward
 from trace_pl.errors import ConfigError, RolloutError, ServerError, WeightSyncError
 from trace_pl.policy import load_model
-from trace_pl.rollout.agent import AgentLimits, AgentLoop, ExactMatchReward
+from trace_pl.rollout.agent import AgentLimits, AgentLoop
 from trace_pl.rollout.engine import GenerationRequest
 from trace_pl.rollout.parity import check_parity
 from trace_pl.rollout.server_client import ServerClient

@@ -5,34 +5,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Sequence
 
-from trace_pl.data.matching import exact_match
+from trace_pl.data.rewards import Reward
 from trace_pl.errors import ConfigError, DataError
+from trace_pl.rollout.call_runner import CallRunner
 from trace_pl.rollout.engine import RolloutEngine
+from trace_pl.rollout.grading import Grader
 from trace_pl.rollout.phase import RolloutPhase
-from trace_pl.rollout.protocols import Progress, Reward, Toolbox, ToolSession
+from trace_pl.rollout.protocols import Progress, Toolbox, ToolSession
 from trace_pl.rollout.template import ChatTemplate
-from trace_pl.rollout.tool_runner import ToolRunner
 from trace_pl.rollout.trajectory import AgentLimits, AgentRules
 from trace_pl.search.formats import ToolCallFormat
-from trace_pl.types import Question, Rollout, RolloutGroup, Turn
+from trace_pl.types import Question, Rollout, RolloutGroup, ToolResult
 
 __all__ = [
     "AgentLimits",
     "AgentLoop",
-    "ExactMatchReward",
     "Progress",
-    "Reward",
     "ToolSession",
     "Toolbox",
 ]
-
-
-class ExactMatchReward:
-    """1 if the answer equals a gold answer after normalisation, else 0."""
-
-    def __call__(self, question: Question, answer: str | None, turns: Sequence[Turn]) -> float:
-        """Return the reward."""
-        return float(exact_match(answer, question.answers))
 
 
 class AgentLoop:
@@ -46,7 +37,7 @@ class AgentLoop:
         reward: outcome reward.
         limits: bounds of one rollout.
         system_prompt: instructions before the tools' description; may be empty.
-        num_tool_threads: tool calls that run at the same time.
+        num_threads: tool calls, and apart from them rewards, that run at the same time.
 
     Raises:
         ConfigError: if a trajectory may grow longer than the engine can read.
@@ -61,7 +52,7 @@ class AgentLoop:
         reward: Reward,
         limits: AgentLimits,
         system_prompt: str = "",
-        num_tool_threads: int = 32,
+        num_threads: int = 32,
     ) -> None:
         if limits.max_trajectory_tokens > engine.max_model_len:
             raise ConfigError(
@@ -75,7 +66,7 @@ class AgentLoop:
         self.reward = reward
         self.limits = limits
         self.system_prompt = system_prompt
-        self.num_tool_threads = num_tool_threads
+        self.num_threads = num_threads
         self.rules = AgentRules(template, call_format, limits)
 
     def collect(
@@ -116,20 +107,24 @@ class AgentLoop:
 
         Yields:
             Position of the question, and its group with rollouts sorted by index. A rollout whose
-            tools failed twice or that ran out of time is left out, so a group may be smaller than
-            G, or empty.
+            tools or reward failed or that ran out of time is left out, so a group may be smaller
+            than G, or empty.
 
         Raises:
             DataError: if a question's prompt leaves no room to respond.
-            RolloutError: if no rollout of the phase could be finished.
+            RolloutError: if no rollout of the phase could be finished, or a reward returned what is
+                no grade.
         """
         prompts = [
             prompt_of(question, self.template, self.limits, self.system_prompt)
             for question in questions
         ]
         limits = self.limits
-        runner = ToolRunner(self.num_tool_threads, limits.tool_timeout_s, limits.tool_retries)
-        phase = RolloutPhase(self.engine, runner, self.toolbox, self.rules, self.reward)
+        tools = CallRunner[ToolResult](self.num_threads, limits.tool_timeout_s, limits.tool_retries)
+        grader = Grader(
+            self.reward, self.num_threads, limits.reward_timeout_s, limits.reward_retries
+        )
+        phase = RolloutPhase(self.engine, tools, self.toolbox, self.rules, grader)
         copies: Counter[str] = Counter()
         ended: list[list[Rollout]] = [[] for _ in questions]
         try:
@@ -149,7 +144,8 @@ class AgentLoop:
             phase.require_any()
         finally:
             phase.cancel()
-            runner.close()
+            tools.close()
+            grader.close()
 
 
 def prompt_of(

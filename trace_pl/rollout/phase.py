@@ -1,9 +1,8 @@
-"""One collection of rollouts while it runs: who waits for the engine, who for a tool."""
+"""One collection of rollouts while it runs: who waits for the engine, a tool or the reward."""
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,19 +10,21 @@ from itertools import count
 
 from trace_pl.data.records import clean_text
 from trace_pl.errors import RolloutError
+from trace_pl.rollout.call_runner import CallOutcome, CallRunner
 from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
-from trace_pl.rollout.protocols import Reward, RolloutCounts, Toolbox
+from trace_pl.rollout.grading import Grader, require_grade
+from trace_pl.rollout.protocols import RolloutCounts, Toolbox
 from trace_pl.rollout.record import TokenRecord
-from trace_pl.rollout.tool_runner import ToolOutcome, ToolRunner
 from trace_pl.rollout.trajectory import AgentRules, Finish, Reject, Trajectory
-from trace_pl.types import Question, Rollout, StopReason, TokenKind, ToolCall, ToolResult
+from trace_pl.types import Grade, Question, Rollout, StopReason, TokenKind, ToolCall, ToolResult
 
 logger = logging.getLogger(__name__)
 
 _MAX_ATTEMPTS = 2  # of one rollout whose tools failed
 # Ids never repeat, so what an interrupted phase left in the engine matches nothing later.
 _NUMBERS = count()
-_IDLE_WAIT_S = 0.05  # between looks at the clock while only tools work
+_NO_GRADE = Grade(0.0, is_correct=False)  # of what is left out
+_IDLE_WAIT_S = 0.05  # between looks at the clock while the engine has no work
 
 
 class RolloutPhase:
@@ -31,29 +32,30 @@ class RolloutPhase:
 
     Args:
         engine: samples responses.
-        runner: runs tool calls.
+        tools: runs tool calls.
         toolbox: makes the tools of each rollout.
         rules: what a response or an observation means.
-        reward: grades finished rollouts.
+        grader: grades finished rollouts.
     """
 
     def __init__(
         self,
         engine: RolloutEngine,
-        runner: ToolRunner,
+        tools: CallRunner[ToolResult],
         toolbox: Toolbox,
         rules: AgentRules,
-        reward: Reward,
+        grader: Grader,
     ) -> None:
         self.engine = engine
-        self.runner = runner
+        self.tools = tools
         self.toolbox = toolbox
         self.rules = rules
-        self.reward = reward
+        self.grader = grader
         self.counts = RolloutCounts()
         self._version = engine.version
         self._generating: dict[str, Trajectory] = {}
         self._acting: dict[str, tuple[Trajectory, ToolCall, str]] = {}
+        self._grading: dict[str, tuple[Trajectory, Finish]] = {}
         self._ended: list[tuple[int, Rollout]] = []
         self._any_counts = False
         self._last_failure = ""
@@ -61,7 +63,7 @@ class RolloutPhase:
     @property
     def is_working(self) -> bool:
         """Whether :meth:`advance` has something to do or to tell."""
-        return bool(self._generating or self._acting or self._ended)
+        return bool(self._generating or self._acting or self._grading or self._ended)
 
     def start(
         self, position: int, question: Question, index: int, stream: str, prompt: Sequence[int]
@@ -83,7 +85,7 @@ class RolloutPhase:
         self._generate(Trajectory(position, question, index, stream, 0, session, record, started))
 
     def advance(self) -> list[tuple[int, Rollout]]:
-        """Make one step of the engine and take in the results of tools that are there.
+        """Make one step of the engine and take in the results and grades that are there.
 
         Returns:
             Position of the question and rollout, for each rollout that ended.
@@ -102,8 +104,13 @@ class RolloutPhase:
         if self._acting:
             # While the engine has work it is not kept waiting: fast tools make the next step.
             wait_s = 0.0 if self._generating else _IDLE_WAIT_S
-            for outcome in self.runner.poll(wait_s):
+            for outcome in self.tools.poll(wait_s):
                 self._on_tool(outcome)
+        if self._grading:
+            # Nothing else waits for a grade, so it comes last.
+            wait_s = 0.0 if self._generating or self._acting else _IDLE_WAIT_S
+            for graded in self.grader.poll(wait_s):
+                self._on_grade(graded)
         self._end_late()
         ended, self._ended = self._ended, []
         return ended
@@ -117,16 +124,18 @@ class RolloutPhase:
         if self.counts.total and not self._any_counts:
             raise RolloutError(
                 f"Expected rollouts, but all {self.counts.total} failed; the last failure was "
-                f"{self._last_failure}. Check the tool's service, or raise `limits.tool_timeout_s` "
-                "or `limits.max_seconds`."
+                f"{self._last_failure}. Check that service, or raise `limits.tool_timeout_s`, "
+                "`limits.reward_timeout_s` or `limits.max_seconds`."
             )
 
     def cancel(self) -> None:
-        """Forget every rollout that has not ended, also in the engine and among the tool calls."""
+        """Forget every rollout that has not ended, also in the engine and on the threads."""
         self.engine.cancel(list(self._generating))
-        self.runner.cancel(list(self._acting))
+        self.tools.cancel(list(self._acting))
+        self.grader.cancel(list(self._grading))
         self._generating.clear()
         self._acting.clear()
+        self._grading.clear()
 
     def _generate(self, trajectory: Trajectory) -> None:
         """Ask the engine for the next response, if there is room for one."""
@@ -162,9 +171,9 @@ class RolloutPhase:
         else:
             call, session = decision.call, trajectory.session
             self._acting[completion.request_id] = (trajectory, call, decision.note)
-            self.runner.submit(completion.request_id, lambda: session.call(call))
+            self.tools.submit(completion.request_id, lambda: session.call(call))
 
-    def _on_tool(self, outcome: ToolOutcome) -> None:
+    def _on_tool(self, outcome: CallOutcome[ToolResult]) -> None:
         """Take a tool's result in, or begin the rollout anew if the tool's service failed."""
         if outcome.key not in self._acting:
             return
@@ -173,10 +182,9 @@ class RolloutPhase:
             result = outcome.result
             self._observe(trajectory, call, replace(result, text=note + result.text))
             return
-        rollout_id = f"{trajectory.question.id}/{trajectory.index}"
         self._count(tool_errors=1)
         failure = clean_text(str(outcome.failure))
-        self._last_failure = f"tool '{call.name}' in rollout {rollout_id}: {failure}"
+        self._last_failure = f"tool '{call.name}' in rollout {trajectory.id}: {failure}"
         logger.warning("Infrastructure failure of %s", self._last_failure)
         if trajectory.attempt + 1 >= _MAX_ATTEMPTS:
             self._finish(trajectory, Finish(StopReason.INFRASTRUCTURE))
@@ -204,16 +212,32 @@ class RolloutPhase:
             self._finish(trajectory, Finish(reason))
 
     def _finish(self, trajectory: Trajectory, end: Finish) -> None:
-        """Grade a rollout and freeze it."""
-        record, question = trajectory.record, trajectory.question
-        reward = self.reward(question, end.answer, record.turns) if end.reason.counts else 0.0
-        if not math.isfinite(reward):
-            raise RolloutError(
-                f"Expected a finite reward in rollout {question.id}/{trajectory.index}, got "
-                f"{reward}. Check the reward class."
-            )
-        rollout = record.finish(
-            question, trajectory.index, end.reason, end.answer, reward, self._version
+        """End a rollout, once it is graded if it counts."""
+        if not end.reason.counts:
+            self._end(trajectory, end, _NO_GRADE)
+            return
+        key = f"grade-{next(_NUMBERS)}"
+        self._grading[key] = (trajectory, end)
+        turns = tuple(trajectory.record.turns)
+        self.grader.grade(key, trajectory.question, end.answer, turns)
+
+    def _on_grade(self, outcome: CallOutcome[object]) -> None:
+        """Take a grade in, or leave the rollout out if there is none."""
+        trajectory, end = self._grading.pop(outcome.key)
+        reward = self.grader.name
+        if outcome.failure is None:
+            self._end(trajectory, end, require_grade(outcome.result, reward, trajectory.id))
+            return
+        self._count(reward_failures=1)
+        failure = clean_text(outcome.failure)
+        self._last_failure = f"reward '{reward}' for rollout {trajectory.id}: {failure}"
+        logger.warning("Left out, failure of %s", self._last_failure)
+        self._end(trajectory, Finish(StopReason.REWARD_FAILURE, end.answer), _NO_GRADE)
+
+    def _end(self, trajectory: Trajectory, end: Finish, grade: Grade) -> None:
+        """Freeze a rollout."""
+        rollout = trajectory.record.finish(
+            trajectory.question, trajectory.index, end.reason, end.answer, grade, self._version
         )
         self._ended.append((trajectory.position, rollout))
         self._any_counts |= end.reason.counts
@@ -227,13 +251,15 @@ class RolloutPhase:
         begin = time.monotonic() - limit_s
         generating = [key for key, t in self._generating.items() if t.started < begin]
         acting = [key for key, (t, *_) in self._acting.items() if t.started < begin]
+        grading = [key for key, (t, _) in self._grading.items() if t.started < begin]
         self.engine.cancel(generating)
-        self.runner.cancel(acting)
+        self.tools.cancel(acting)
+        self.grader.cancel(grading)
         late = [self._generating.pop(key) for key in generating]
         late += [self._acting.pop(key)[0] for key in acting]
+        late += [self._grading.pop(key)[0] for key in grading]
         for trajectory in late:
-            rollout_id = f"{trajectory.question.id}/{trajectory.index}"
-            self._last_failure = f"rollout {rollout_id} beyond {limit_s:g} s"
+            self._last_failure = f"rollout {trajectory.id} beyond {limit_s:g} s"
             logger.warning("Left out: %s", self._last_failure)
             self._finish(trajectory, Finish(StopReason.DEADLINE))
 

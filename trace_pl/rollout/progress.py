@@ -48,7 +48,9 @@ class RolloutBar:
 
 def describe(counts: RolloutCounts, seconds: float) -> str:
     """Return what the bar says beside the number of trajectories."""
+    lost = f", {counts.reward_failures} reward failures" if counts.reward_failures else ""
     return (
         f"{counts.tokens / max(seconds, 1e-9):,.0f} tok/s, "
-        f"{counts.turns / max(counts.finished, 1):.1f} turns, {counts.tool_errors} tool errors"
+        f"{counts.turns / max(counts.finished, 1):.1f} turns, "
+        f"{counts.tool_errors} tool errors{lost}"
     )

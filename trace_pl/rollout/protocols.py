@@ -1,12 +1,12 @@
-"""What the agent loop asks of tools, rewards and progress displays."""
+"""What the agent loop asks of tools and progress displays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trace_pl.types import Question, ToolCall, ToolResult, Turn
+from trace_pl.types import ToolCall, ToolResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,8 @@ class RolloutCounts:
     """Tool turns of the finished rollouts."""
     tool_errors: int = 0
     """Error observations and failures of tool services so far."""
+    reward_failures: int = 0
+    """Rollouts left out because their reward failed."""
 
 
 Progress = Callable[[RolloutCounts], None]
@@ -46,16 +48,3 @@ class Toolbox(Protocol):
 
     def session(self, question: str, /) -> ToolSession:
         """Return fresh tools for one rollout of a question."""
-
-
-class Reward(Protocol):
-    """Outcome reward of a finished rollout."""
-
-    def __call__(self, question: Question, answer: str | None, turns: Sequence[Turn]) -> float:
-        """Return the reward; it must be finite.
-
-        Args:
-            question: the question with its gold answers.
-            answer: text of the final answer, None if there was none.
-            turns: the tool turns.
-        """

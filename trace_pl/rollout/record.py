@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from trace_pl.errors import RolloutError
-from trace_pl.types import Question, Rollout, StopReason, TokenKind, ToolCall, ToolResult, Turn
+from trace_pl.types import (
+    Grade,
+    Question,
+    Rollout,
+    StopReason,
+    TokenKind,
+    ToolCall,
+    ToolResult,
+    Turn,
+)
 
 
 class TokenRecord:
@@ -81,7 +90,7 @@ class TokenRecord:
         index: int,
         stop_reason: StopReason,
         answer: str | None,
-        reward: float,
+        grade: Grade,
         policy_version: int,
     ) -> Rollout:
         """Freeze the record.
@@ -91,7 +100,7 @@ class TokenRecord:
             index: position of the rollout in its group.
             stop_reason: why the rollout ended.
             answer: text of the final answer, None if there was none.
-            reward: outcome reward.
+            grade: what the reward says of it.
             policy_version: version of the weights that sampled the actions.
         """
         return Rollout(
@@ -104,7 +113,8 @@ class TokenRecord:
             turns=tuple(self.turns),
             stop_reason=stop_reason,
             answer=answer,
-            reward=reward,
+            reward=grade.reward,
+            is_correct=grade.is_correct,
             policy_version=policy_version,
             experts=self._padded_experts(),
         )

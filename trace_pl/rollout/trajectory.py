@@ -31,10 +31,14 @@ class AgentLimits:
     """Seconds for one attempt of a tool call."""
     tool_retries: int = 1
     """Further attempts of a tool call that failed or ran out of time."""
+    reward_timeout_s: float = 60.0
+    """Seconds for one attempt to grade a finished rollout."""
+    reward_retries: int = 1
+    """Further attempts of a reward that failed or ran out of time; then its rollout is left out."""
     max_seconds: float | None = None
-    """Seconds from a rollout's start to its end, waiting for engine and tools included; None sets
-    no bound. A rollout beyond it is left out like one whose tools failed, so this is for the rare
-    straggler: which rollouts it meets depends on the clock and can not be reproduced."""
+    """Seconds from a rollout's start to its grade, waiting for engine, tools and reward included;
+    None sets no bound. A rollout beyond it is left out like one whose tools failed, so this is for
+    the rare straggler: which rollouts it meets depends on the clock and can not be reproduced."""
 
     def __post_init__(self) -> None:
         least = {
@@ -43,13 +47,14 @@ class AgentLimits:
             "max_trajectory_tokens": 2,
             "max_consecutive_errors": 1,
             "tool_retries": 0,
+            "reward_retries": 0,
         }
         for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise ConfigError(
                     f"Expected limits.{name} of at least {minimum}, got {getattr(self, name)}."
                 )
-        for name in ("tool_timeout_s", "max_seconds"):
+        for name in ("tool_timeout_s", "reward_timeout_s", "max_seconds"):
             seconds = getattr(self, name)
             if seconds is not None and seconds <= 0.0:
                 raise ConfigError(f"Expected limits.{name} above 0, got {seconds}.")
@@ -74,6 +79,11 @@ class Trajectory:
     consecutive_errors: int = 0
     num_requests: int = 0
     """Responses asked for, those of a failed attempt included."""
+
+    @property
+    def id(self) -> str:
+        """Name of the rollout in messages: question id and group position."""
+        return f"{self.question.id}/{self.index}"
 
 
 @dataclass(frozen=True, slots=True)

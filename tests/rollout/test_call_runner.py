@@ -1,7 +1,7 @@
 import threading
 import time
 
-from trace_pl.rollout.tool_runner import ToolRunner
+from trace_pl.rollout.call_runner import CallRunner
 from trace_pl.types import ToolResult
 
 
@@ -16,7 +16,7 @@ def outcomes(runner, count, within_s=5.0):
 
 def test_calls_run_at_the_same_time():
     barrier = threading.Barrier(4)
-    runner = ToolRunner(num_threads=4, timeout_s=5.0, num_retries=0)
+    runner = CallRunner(num_threads=4, timeout_s=5.0, num_retries=0)
     for i in range(4):
         runner.submit(f"k{i}", lambda: ToolResult(str(barrier.wait(5.0) >= 0)))
     found = outcomes(runner, 4)
@@ -33,7 +33,7 @@ def test_a_failure_is_retried_and_then_reported():
         calls.append(1)
         raise ConnectionError("service is down")
 
-    runner = ToolRunner(num_threads=1, timeout_s=5.0, num_retries=2)
+    runner = CallRunner(num_threads=1, timeout_s=5.0, num_retries=2)
     runner.submit("k", fail)
     outcome = outcomes(runner, 1)["k"]
     runner.close()
@@ -53,7 +53,7 @@ def test_a_call_that_hangs_is_abandoned_and_its_late_result_dropped():
             return ToolResult("late")
         return ToolResult("in time")
 
-    runner = ToolRunner(num_threads=1, timeout_s=0.05, num_retries=1)
+    runner = CallRunner(num_threads=1, timeout_s=0.05, num_retries=1)
     runner.submit("k", hang_once)
     assert outcomes(runner, 1)["k"].result.text == "in time"
     release.set()
@@ -64,7 +64,7 @@ def test_a_call_that_hangs_is_abandoned_and_its_late_result_dropped():
 
 def test_hung_calls_do_not_use_up_the_threads():
     release = threading.Event()
-    runner = ToolRunner(num_threads=2, timeout_s=0.05, num_retries=0)
+    runner = CallRunner(num_threads=2, timeout_s=0.05, num_retries=0)
     for i in range(6):
         runner.submit(f"hung{i}", lambda: ToolResult(str(release.wait(5.0))))
     failures = outcomes(runner, 6)
@@ -77,7 +77,7 @@ def test_hung_calls_do_not_use_up_the_threads():
 
 
 def test_waiting_for_a_thread_does_not_count_as_running():
-    runner = ToolRunner(num_threads=1, timeout_s=0.25, num_retries=0)
+    runner = CallRunner(num_threads=1, timeout_s=0.25, num_retries=0)
     for i in range(4):
         runner.submit(f"k{i}", lambda: (time.sleep(0.1), ToolResult("done"))[1])
     found = outcomes(runner, 4)
@@ -94,7 +94,7 @@ def test_a_cancelled_call_gives_nothing_and_frees_its_thread():
         return ToolResult("late")
 
     runs = []
-    runner = ToolRunner(num_threads=1, timeout_s=5.0, num_retries=1)
+    runner = CallRunner(num_threads=1, timeout_s=5.0, num_retries=1)
     runner.submit("hung", hang)
     runner.submit("queued", lambda: runs.append(1) or ToolResult("never"))
     assert started.wait(5.0)
@@ -114,7 +114,7 @@ def test_a_cancelled_call_gives_nothing_and_frees_its_thread():
 def test_a_closed_runner_runs_nothing_more_and_its_threads_end():
     release, started, runs = threading.Event(), threading.Event(), []
     before = set(threading.enumerate())
-    runner = ToolRunner(num_threads=1, timeout_s=5.0, num_retries=0)
+    runner = CallRunner(num_threads=1, timeout_s=5.0, num_retries=0)
     runner.submit("busy", lambda: (started.set(), ToolResult(str(release.wait(5.0))))[1])
     runner.submit("queued", lambda: runs.append(1) or ToolResult("never"))
     assert started.wait(5.0)

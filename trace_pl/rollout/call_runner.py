@@ -1,4 +1,4 @@
-"""Tool calls on threads, each with a timeout and a bounded number of retries."""
+"""Calls of foreign code on threads, each with a timeout and a bounded number of retries."""
 
 from __future__ import annotations
 
@@ -7,26 +7,25 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from trace_pl.types import ToolResult
-
-ToolFunction = Callable[[], ToolResult]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class ToolOutcome:
-    """How a call ended: exactly one of result and failure is set."""
+class CallOutcome(Generic[T]):
+    """How a call ended."""
 
     key: str
-    result: ToolResult | None
+    result: T | None
     failure: str | None
-    """Why the tool service gave no result, after all retries."""
+    """Why there is no result, after all retries; None if there is one."""
 
 
 @dataclass(eq=False, slots=True)
-class _Attempt:
+class _Attempt(Generic[T]):
     key: str
-    function: ToolFunction
+    function: Callable[[], T]
     number: int
     started: float | None = None
     is_abandoned: bool = False
@@ -36,17 +35,17 @@ class _Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
-    attempt: _Attempt
-    result: ToolResult | None
+class _Report(Generic[T]):
+    attempt: _Attempt[T]
+    result: T | None
     failure: str | None
 
 
-class ToolRunner:
+class CallRunner(Generic[T]):
     """Runs calls concurrently and never waits for one that hangs.
 
     A thread can not be stopped from outside, so a call beyond its time is abandoned: its thread is
-    replaced and whatever it returns later is dropped. Threads are daemons, so that a hung tool does
+    replaced and whatever it returns later is dropped. Threads are daemons, so that a hung call does
     not keep the program from ending.
 
     Args:
@@ -60,16 +59,16 @@ class ToolRunner:
         self.timeout_s = timeout_s
         self.num_retries = num_retries
         self._num_started = 0
-        self._tasks: queue.SimpleQueue[_Attempt | None] = queue.SimpleQueue()
-        self._reports: queue.SimpleQueue[_Report] = queue.SimpleQueue()
-        self._pending: dict[str, _Attempt] = {}
+        self._tasks: queue.SimpleQueue[_Attempt[T] | None] = queue.SimpleQueue()
+        self._reports: queue.SimpleQueue[_Report[T]] = queue.SimpleQueue()
+        self._pending: dict[str, _Attempt[T]] = {}
 
     @property
     def num_pending(self) -> int:
         """Calls without an outcome."""
         return len(self._pending)
 
-    def submit(self, key: str, function: ToolFunction) -> None:
+    def submit(self, key: str, function: Callable[[], T]) -> None:
         """Start a call.
 
         Args:
@@ -81,7 +80,7 @@ class ToolRunner:
             self._start_thread()
         self._start_attempt(_Attempt(key, function, number=0))
 
-    def poll(self, wait_s: float) -> list[ToolOutcome]:
+    def poll(self, wait_s: float) -> list[CallOutcome[T]]:
         """Return the outcomes that are in, waiting up to ``wait_s`` seconds for the first."""
         outcomes = [
             outcome
@@ -110,8 +109,8 @@ class ToolRunner:
             self._tasks.put(None)
         self._num_started = 0
 
-    def _reports_within(self, wait_s: float) -> list[_Report]:
-        reports: list[_Report] = []
+    def _reports_within(self, wait_s: float) -> list[_Report[T]]:
+        reports: list[_Report[T]] = []
         try:
             if wait_s > 0.0 and self._pending:
                 reports.append(self._reports.get(timeout=wait_s))
@@ -120,16 +119,16 @@ class ToolRunner:
         except queue.Empty:
             return reports
 
-    def _settle(self, report: _Report) -> ToolOutcome | None:
+    def _settle(self, report: _Report[T]) -> CallOutcome[T] | None:
         """Turn a report into an outcome, or into a further attempt."""
         attempt = report.attempt
         if report.failure is not None and attempt.number < self.num_retries:
             self._start_attempt(_Attempt(attempt.key, attempt.function, attempt.number + 1))
             return None
         del self._pending[attempt.key]
-        return ToolOutcome(attempt.key, report.result, report.failure)
+        return CallOutcome(attempt.key, report.result, report.failure)
 
-    def _expire(self) -> list[ToolOutcome]:
+    def _expire(self) -> list[CallOutcome[T]]:
         now = time.monotonic()
         late = [
             attempt
@@ -145,18 +144,18 @@ class ToolRunner:
                 outcomes.append(outcome)
         return outcomes
 
-    def _abandon(self, attempt: _Attempt) -> None:
+    def _abandon(self, attempt: _Attempt[T]) -> None:
         attempt.is_abandoned = True
         self._start_thread()
         self._num_started -= 1  # it replaces the busy one, which ends after its call
 
-    def _start_attempt(self, attempt: _Attempt) -> None:
+    def _start_attempt(self, attempt: _Attempt[T]) -> None:
         self._pending[attempt.key] = attempt
         self._tasks.put(attempt)
 
     def _start_thread(self) -> None:
         self._num_started += 1
-        threading.Thread(target=self._work, name="trace-tool", daemon=True).start()
+        threading.Thread(target=self._work, name="trace-call", daemon=True).start()
 
     def _work(self) -> None:
         while (attempt := self._tasks.get()) is not None:
@@ -165,9 +164,10 @@ class ToolRunner:
             attempt.started = time.monotonic()
             try:
                 report = _Report(attempt, attempt.function(), None)
-            # A tool is foreign code: whatever it raises ends this call, not the other rollouts.
+            # It is foreign code: whatever it raises ends this call, not the other rollouts.
             except Exception as error:
-                report = _Report(attempt, None, f"{type(error).__name__}: {error}")
+                what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+                report = _Report(attempt, None, what)
             attempt.is_done = True
             self._reports.put(report)
             if attempt.is_abandoned:

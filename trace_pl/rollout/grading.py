@@ -1,0 +1,86 @@
+"""Rewards on threads, beside the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from collections.abc import Awaitable, Sequence
+from numbers import Real
+
+from trace_pl.data.rewards import Reward
+from trace_pl.errors import RolloutError
+from trace_pl.rollout.call_runner import CallRunner
+from trace_pl.types import Grade, Question, Turn
+
+
+class Grader(CallRunner[object]):
+    """Grades rollouts concurrently and never waits for a reward that hangs.
+
+    It has threads of its own, so that slow rewards do not take those of tools.
+
+    Args:
+        reward: outcome reward, plain or ``async``.
+        num_threads: rewards that run at the same time.
+        timeout_s: seconds one attempt may take.
+        num_retries: further attempts after a failed one.
+    """
+
+    def __init__(
+        self, reward: Reward, num_threads: int, timeout_s: float, num_retries: int
+    ) -> None:
+        super().__init__(num_threads, timeout_s, num_retries)
+        self.reward = reward
+        self.name = getattr(reward, "__name__", type(reward).__name__)
+        """What messages call the reward."""
+
+    def grade(
+        self, key: str, question: Question, answer: str | None, turns: Sequence[Turn]
+    ) -> None:
+        """Begin to grade a rollout; :meth:`poll` returns what :func:`require_grade` checks.
+
+        Args:
+            key: name of the rollout, unique among pending ones.
+            question: the question with its gold answers.
+            answer: text of the final answer, None if there was none.
+            turns: the tool turns.
+        """
+        self.submit(key, lambda: self._call(question, answer, turns))
+
+    def _call(self, question: Question, answer: str | None, turns: Sequence[Turn]) -> object:
+        grade = self.reward(question, answer, turns)
+        if inspect.isawaitable(grade):
+            return asyncio.run(_within(self.timeout_s, grade))
+        return grade
+
+
+def require_grade(found: object, reward: str, rollout_id: str) -> Grade:
+    """Return what a reward returned, once it is known to be a grade.
+
+    Raises:
+        RolloutError: names reward and rollout. A reward that breaks its own rules breaks them in
+            every rollout, so nothing is left out for it.
+    """
+    if not isinstance(found, Grade):
+        raise RolloutError(
+            f"Expected a Grade from reward '{reward}' for rollout {rollout_id}, got {found!r}. "
+            "Return trace_pl.types.Grade(reward=..., is_correct=...): how much a rollout is worth "
+            "does not say whether its answer is right."
+        )
+    if not isinstance(found.reward, Real) or not math.isfinite(found.reward):
+        raise RolloutError(
+            f"Expected a finite number as reward from reward '{reward}' for rollout {rollout_id}, "
+            f"got {found.reward!r}. Check the reward class."
+        )
+    if not isinstance(found.is_correct, bool):
+        raise RolloutError(
+            f"Expected is_correct from reward '{reward}' for rollout {rollout_id} to be True or "
+            f"False, got {found.is_correct!r}. Check the reward class."
+        )
+    return Grade(float(found.reward), found.is_correct)
+
+
+async def _within(seconds: float, grade: Awaitable[object]) -> object:
+    """Cancel what takes too long, which the runner itself can only abandon."""
+    async with asyncio.timeout(seconds):
+        return await grade
