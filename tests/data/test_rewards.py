@@ -1,10 +1,16 @@
+from types import SimpleNamespace
+
 import pytest
-from builders import question
+import torch
+from builders import question, rollout
 from jsonargparse import ArgumentError, ArgumentParser
 
+from callbacks.rollout_samples import render_rollout
+from callbacks.value_curve import value_curves
 from trace_pl.data.rewards import ExactMatchReward, Reward
 from trace_pl.errors import ConfigError
-from trace_pl.types import Grade
+from trace_pl.metrics import rollout_items
+from trace_pl.types import Grade, ProbeValues, RolloutGroup
 
 
 @pytest.mark.parametrize(
@@ -77,3 +83,23 @@ def test_a_config_names_a_class_or_a_function_by_its_path():
 def test_a_class_that_can_not_be_called_so_is_refused_by_the_parser():
     with pytest.raises(ArgumentError, match="does not implement protocol Reward"):
         built("own_rewards.Blind")
+
+
+# --- what counts as success ---------------------------------------------------------------------
+
+
+def test_success_counts_right_answers_and_not_positive_rewards():
+    paid, right = rollout(reward=0.1, is_correct=False), rollout(1, reward=0.0, is_correct=True)
+    items = rollout_items([paid, right])
+    assert items["success"].tolist() == [0.0, 1.0]
+    assert items["reward"].tolist() == [0.1, 0.0]
+    assert "wrong, reward 0.1" in render_rollout(paid, str, [0.0])
+    group = RolloutGroup(paid.question, (paid, right))
+    values = [torch.tensor([0.0, 1.0]), torch.tensor([0.0, 2.0])]
+    report = SimpleNamespace(
+        values=[ProbeValues(r.id, v, v) for r, v in zip(group.rollouts, values, strict=True)]
+    )
+    assert value_curves([group], report) == {
+        "right answer": [(0, 0.0), (1, 2.0)],
+        "wrong answer": [(0, 0.0), (1, 1.0)],
+    }

@@ -81,7 +81,7 @@ def test_fewer_than_no_extra_questions_are_refused(tiny_model_dir):
 
 def test_a_model_whose_template_knows_no_tools_reads_of_them_in_the_system_prompt(tmp_path):
     family("smollm2").save_pretrained(tmp_path)
-    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     data = make_data(tmp_path, ScriptedEngine(TEMPLATE, {}), system_prompt="Be brief.")
     data.open()
     prompt = data.template.decode(data.template.prompt_ids("Be brief.", "Who?"))
