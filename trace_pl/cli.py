@@ -8,6 +8,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
 from trace_pl.checkpoint import CheckpointFiles
@@ -24,6 +25,7 @@ from trace_pl.errors import ConfigError, TraceError
 from trace_pl.module import TraceModule
 from trace_pl.resume import RunRecord, prepare
 from trace_pl.run_folder import claim_folders, folder_loggers
+from trace_pl.trainer_checks import check_trainer
 
 SLOTS: dict[str, tuple[type, str]] = {
     "credit.segmenter": (Segmenter, "callbacks.ToolCallSegmenter"),
@@ -72,10 +74,17 @@ class TraceCLI(LightningCLI):
             help="Settings that may differ from those of --ckpt_path, by name: "
             "credit.anchor,model.optimizer",
         )
+        # Rollouts are collected anew for each epoch.
+        parser.set_defaults({"trainer.reload_dataloaders_every_n_epochs": 1})
         parser.link_arguments("model.model_name", "data.model_name")
 
     def _parse_ckpt_path(self) -> None:
         """Leave the checkpoint unread: it holds no settings of the module, and is checked later."""
+
+    def before_instantiate_classes(self) -> None:
+        """Check the Trainer's settings."""
+        if self.subcommand is not None:
+            check_trainer(self.config[self.subcommand]["trainer"], self.subcommand)
 
     def instantiate_classes(self) -> None:
         """Build module, data, stages and Trainer from the config.
@@ -140,13 +149,21 @@ class TraceCLI(LightningCLI):
     before_predict = before_fit
 
     def instantiate_trainer(self, **kwargs: Any) -> lightning.Trainer:
-        """Build the Trainer; rollouts are collected anew for each epoch."""
-        self.trainer_defaults.setdefault("reload_dataloaders_every_n_epochs", 1)
-        plugins = self._get(self.config_init, "trainer.plugins") or []
-        kwargs.setdefault("plugins", [*plugins, CheckpointFiles()])
+        """Build the Trainer, which reads and writes checkpoints in our way."""
+        asked = self._get(self.config_init, "trainer")
+        kwargs.setdefault("plugins", [*_listed(asked["plugins"]), CheckpointFiles()])
+        if asked["enable_checkpointing"] is False:  # Lightning refuses it beside the callback
+            callbacks = _listed(asked["callbacks"])
+            kwargs["callbacks"] = [c for c in callbacks if not isinstance(c, ModelCheckpoint)]
         named = self._get(self.config_init, "resume_changes") or ""
         self.save_config_kwargs = {"named": named.replace(" ", "").split(",")}
         return super().instantiate_trainer(**kwargs)
+
+
+def _listed(value: Any) -> list[Any]:  # noqa: ANN401  (none, one, or a list of them)
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
 
 
 def run_lightning(arguments: list[str]) -> None:

@@ -31,6 +31,7 @@ from trace_pl.rollout.engine import RolloutEngine
 from trace_pl.rollout.protocols import Toolbox
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.search.formats import HermesFormat, ToolCallFormat
+from trace_pl.trainer_checks import check_trainer
 from trace_pl.types import Question, RolloutGroup
 
 EngineFactory = Callable[[str], RolloutEngine]
@@ -222,12 +223,9 @@ class RolloutDataModule(lightning.LightningDataModule):
 
     def setup(self, stage: str) -> None:
         """Open the data and check it against the Trainer."""
-        if stage == "fit" and self.trainer and self.trainer.accumulate_grad_batches != 1:
-            raise ConfigError(
-                "Expected trainer.accumulate_grad_batches of 1, got "
-                f"{self.trainer.accumulate_grad_batches}. It is set for each epoch, from "
-                "data.tokens_per_forward; leave it out."
-            )
+        if self.trainer is not None:
+            name = "accumulate_grad_batches"
+            check_trainer({name: getattr(self.trainer, name)}, stage)
         self.open(stage, self.trainer.world_size if self.trainer else 1)
 
     @property

@@ -105,6 +105,7 @@ def test_the_saved_config_begins_a_new_run_and_the_first_keeps_its_files(small, 
     first = root / "version_0"
     before = contents(first)
     again = ["--credit.anchor=callbacks.OutcomeOnly", "--trainer.max_epochs=0"]
+    again.append("--trainer.enable_checkpointing=false")
     assert run_cli("fit", f"--config={first / 'config.yaml'}", *again) == 0
     assert contents(first) == before
     second = yaml.safe_load((root / "version_1" / "config.yaml").read_text())

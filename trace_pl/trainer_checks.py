@@ -1,0 +1,115 @@
+"""Settings of the Trainer that would break the flow of rollouts without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trace_pl.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    name: str
+    fits: Callable[[Any], bool]
+    expected: str
+    instead: str
+    commands: tuple[str, ...] = ("fit",)
+
+
+def _is_whole(value: object) -> bool:
+    # An int of 1 means one micro-batch, a float of 1.0 all of them.
+    return value is None or (isinstance(value, float) and value == 1.0)
+
+
+def _is_none_or_all(value: Any) -> bool:  # noqa: ANN401  (whatever the parser takes)
+    # All questions are one batch, so that any whole number above 0 means all of them as well.
+    return value is None or value in (0, 1.0) or isinstance(value, int)
+
+
+_RULES = (
+    _Rule(
+        "limit_train_batches",
+        _is_whole,
+        "1.0",
+        "An epoch trains on all rollouts that it collected; set data.questions_per_epoch.",
+    ),
+    _Rule(
+        "overfit_batches",
+        lambda value: not value,
+        "0",
+        "Every epoch collects new rollouts; give data.task few questions to repeat them.",
+    ),
+    _Rule(
+        "reload_dataloaders_every_n_epochs",
+        lambda value: value == 1,
+        "1",
+        "Other values train more than once on the same rollouts; set data.num_passes for that.",
+    ),
+    _Rule(
+        "accumulate_grad_batches",
+        lambda value: value == 1,
+        "1",
+        "It is set for each epoch, from data.tokens_per_forward and data.num_steps.",
+    ),
+    _Rule(
+        "val_check_interval",
+        _is_whole,
+        "1.0",
+        "Rollouts are evaluated between epochs; set trainer.check_val_every_n_epoch.",
+    ),
+    _Rule(
+        "check_val_every_n_epoch",
+        lambda value: value is not None and value >= 1,
+        "at least 1",
+        "Set trainer.limit_val_batches to 0 for a run without evaluation.",
+    ),
+    _Rule(
+        "precision",
+        lambda value: value != "16-true",
+        "32-true, bf16-mixed or 16-mixed",
+        "An optimizer's small numbers are 0 in weights of float16, and the weights soon NaN.",
+    ),
+    _Rule(
+        "limit_val_batches",
+        _is_none_or_all,
+        "0, 1.0 or a whole number",
+        "All questions are one batch; set data.evaluation_questions.",
+        ("fit", "validate"),
+    ),
+    _Rule(
+        "limit_test_batches",
+        _is_none_or_all,
+        "1.0 or a whole number",
+        "All questions are one batch; set data.test_questions.",
+        ("test",),
+    ),
+    _Rule(
+        "limit_predict_batches",
+        _is_none_or_all,
+        "1.0 or a whole number",
+        "All questions are one batch; set data.test_questions.",
+        ("predict",),
+    ),
+)
+
+
+def check_trainer(settings: Mapping[str, Any], command: str) -> None:
+    """Refuse settings that cut rollouts into pieces, skip some, or train on them again.
+
+    Args:
+        settings: Of the Trainer, by name; what is missing is not checked.
+        command: ``fit``, ``validate``, ``test`` or ``predict``.
+
+    Raises:
+        ConfigError: at the first of them, with what to set instead.
+    """
+    for rule in _RULES:
+        if command not in rule.commands or rule.name not in settings:
+            continue
+        value = settings[rule.name]
+        if not rule.fits(value):
+            raise ConfigError(
+                f"Expected trainer.{rule.name} of {rule.expected}, got {value!r}. {rule.instead}"
+            )
