@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from html import escape
 from typing import Any
 
 import lightning
@@ -53,7 +52,7 @@ class RolloutSamples(CreditObserver):
 def render_rollout(rollout: Rollout, decode: Decode, turn_rewards: list[float]) -> str:
     """Return a rollout as Markdown; whatever the policy or a page wrote stays plain text."""
     question, gold = rollout.question.text, " | ".join(rollout.question.answers)
-    parts = [f"**{escape(question)}** (gold: {escape(gold)})"]
+    parts = ["question and gold answer", _code(f"{question}\n{gold}")]
     for number, turn in enumerate(rollout.turns):
         action = decode(rollout.token_ids[turn.action_start : turn.action_stop].tolist())
         reward = turn_rewards[number] if number < len(turn_rewards) else 0.0
@@ -67,5 +66,5 @@ def render_rollout(rollout: Rollout, decode: Decode, turn_rewards: list[float]) 
 
 
 def _code(text: str) -> str:
-    # An indented block can not be left from inside, unlike a fence.
-    return "\n".join(f"    {line}" for line in escape(text, quote=False).splitlines())
+    # An indented block can not be left from inside, unlike a fence; what shows it escapes it.
+    return "\n".join(f"    {line}" for line in text.splitlines())

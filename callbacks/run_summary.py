@@ -7,11 +7,13 @@ import platform
 import time
 from importlib.metadata import version
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import lightning
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
+from trace_pl.commands.shell import program
 from trace_pl.files import write_atomically
 from trace_pl.run_folder import run_folder
 
@@ -122,9 +124,8 @@ def render_summary(summary: dict[str, Any], folder: Path, num_loggers: int = 1) 
         folder: Of the run.
         num_loggers: Of several no version can be set in a command.
     """
-    again = (
-        f"  trace-pl fit --config {folder / 'config.yaml'} --credit.anchor callbacks.OutcomeOnly"
-    )
+    config = quote(str(folder / "config.yaml"))
+    again = f"  {program('trace-pl')} fit --config {config} --credit.anchor callbacks.OutcomeOnly"
     if not folder.name.startswith("version_"):  # a named one is refused to a second run
         again += f" --trainer.logger.init_args.version {folder.name}-grpo"
     lines = [
@@ -138,7 +139,7 @@ def render_summary(summary: dict[str, Any], folder: Path, num_loggers: int = 1) 
         f"Summary           {folder / 'summary.json'}",
         "",
         "Next:",
-        f"  tensorboard --logdir {folder.parent}",
+        f"  {program('tensorboard')} --logdir {quote(str(folder.parent))}",
     ]
     if num_loggers == 1 or folder.name.startswith("version_"):
         lines.append(f"{again}   # the same run with plain GRPO")

@@ -181,7 +181,7 @@ def install_project(installer: Pip | Uv, extras: set[str], torch_version: str) -
     constraint = VENV / "trace-pl-constraints.txt"
     constraint.write_text(f"torch==={torch_version}\n", encoding="utf-8")
     chosen = ",".join(sorted(extras))
-    say(f"trace_pl[{chosen}] and all it needs, beside torch {torch_version} (the longest step)")
+    say(f"trace-pl[{chosen}] and all it needs, beside torch {torch_version} (the longest step)")
     target = f"{ROOT}[{chosen}]" if chosen else str(ROOT)
     run(installer.install(PYTHON, ["--constraint", str(constraint), "--editable", target]))
 
@@ -234,6 +234,7 @@ def install(arguments: argparse.Namespace) -> None:
     install_all(installer, engine, extras)
     write_stamp({**stamp, "key": key})
     say(f"done in {time.monotonic() - began:.0f} s")
+    say(f"to type trace-pl by its name, once in each shell: {plan.activation(VENV, Path.cwd())}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

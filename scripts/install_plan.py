@@ -7,7 +7,9 @@ reads, so that an old Python gets a line that helps instead of a syntax error.
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence  # noqa: UP035 - Python 3.8 has to read this
@@ -157,6 +159,12 @@ def torch_problem(attempts: Sequence[Attempt]) -> str:
         "of them reachable, or put the wheel in a folder and name it: "
         "pip config set global.find-links FOLDER"
     )
+
+
+def activation(venv: Path, where: Path) -> str:
+    """Return what a shell in the folder ``where`` has to be told to find the programs."""
+    script = venv / "bin" / "activate"
+    return f"source {shlex.quote(os.path.relpath(script, where))}"
 
 
 def environment_key(root: Path, accelerator: str) -> str:

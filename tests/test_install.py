@@ -249,3 +249,10 @@ class NoVenv(plan.Pip):
 
     def create(self, venv):
         return [sys.executable, "-c", "pass"]
+
+
+def test_the_environment_is_activated_by_the_shortest_path_that_a_shell_can_read():
+    venv = Path("/home/me/my project/.venv")
+    there = plan.activation(venv, Path("/home/me/my project"))
+    assert there == "source .venv/bin/activate"
+    assert plan.activation(venv, Path("/home/me")) == "source 'my project/.venv/bin/activate'"

@@ -54,7 +54,8 @@ class LoRA:
             from peft import LoraConfig
         except ImportError as error:
             raise ConfigError(
-                "Expected peft for model.adapter, got none installed. Install trace-pl[lora]."
+                "Expected peft for model.adapter, got none installed. Run "
+                "`pip install 'trace-pl[lora]'`."
             ) from error
         try:
             model.add_adapter(

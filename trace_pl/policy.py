@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +18,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils.logging import set_tqdm_hook
 
 from trace_pl.checkpoint import read_checkpoint
 from trace_pl.errors import ConfigError, one_line
@@ -92,15 +96,30 @@ def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:
         ConfigError: if it can not be loaded, or has layers that packed attention can not serve.
     """
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            resolve_model(name), dtype=getattr(torch, dtype), attn_implementation=PACKED
-        )
+        with _bar_after(seconds=5):
+            model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+                resolve_model(name), dtype=getattr(torch, dtype), attn_implementation=PACKED
+            )
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"Expected a causal language model at '{name}', got: {one_line(error)}"
         ) from error
     require_packed_attention(model)
     return model
+
+
+@contextmanager
+def _bar_after(seconds: float) -> Iterator[None]:
+    """Show the bar of weights that are loaded only where they take longer than a moment."""
+
+    def delayed(make: Callable[..., Any], args: tuple[Any, ...], settings: dict[str, Any]) -> Any:  # noqa: ANN401
+        return make(*args, **{"delay": seconds, **settings})
+
+    before = set_tqdm_hook(delayed)
+    try:
+        yield
+    finally:
+        set_tqdm_hook(before)
 
 
 def model_on_meta(name: str) -> PreTrainedModel:

@@ -1,3 +1,4 @@
+import logging
 from pathlib import Path
 
 import pytest
@@ -71,9 +72,22 @@ def test_an_unknown_key_is_refused(capsys):
     assert "group_sise" in capsys.readouterr().err
 
 
-def test_a_run_without_a_logger_leaves_no_config_in_the_working_folder(monkeypatch, tmp_path):
+def test_a_run_without_a_logger_leaves_no_config_and_praises_no_other_package(
+    monkeypatch, tmp_path, capsys
+):
     monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    log.addHandler(handler)
     arguments = ["--config", str(QUICKSTART), "--trainer.logger=false", "--trainer.callbacks=null"]
     arguments += ["--data.evaluation_questions=2", "--data.engine.init_args.kv_cache_gib=0.1"]
-    assert run_cli("validate", *arguments) == 0
+    try:
+        assert run_cli("validate", *arguments) == 0
+    finally:
+        log.removeHandler(handler)
     assert list(tmp_path.iterdir()) == []
+    assert any("GPU available" in line for line in told)
+    assert not any("Tip" in line for line in told)
+    assert "Loading weights" not in capsys.readouterr().err

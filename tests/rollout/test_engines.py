@@ -372,7 +372,7 @@ def test_auto_takes_vllm_if_it_is_installed(tiny_model_dir, monkeypatch, caplog,
     engine = AutoEngine(str(tiny_model_dir), 512, seed=3)
     try:
         assert type(engine.engine) is kind
-        assert ("Install 'trace_pl[vllm]'" in caplog.text) is not installed
+        assert ("pip install 'trace-pl[vllm]'" in caplog.text) is not installed
         found = generate(engine, ["a", "b"])
         assert {len(c.token_ids) for c in found.values()} <= set(range(1, 21))
         engine.submit(GenerationRequest("a", PROMPT, 20, (END,), "a"))

