@@ -218,7 +218,7 @@ class RolloutDataModule(lightning.LightningDataModule):
             load_end_ids(self.model_name),
             self.answer_format,
         )
-        check_calls(template, self.call_format, schemas)
+        check_calls(template, self.call_format)
         return template
 
     def setup(self, stage: str) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 from conftest import make_tokenizer
-from families import family
+from families import FOLDER, family
 from scripted import SCHEMA
 
 from trace_pl.data.closed_web.task import ClosedWebTask
@@ -12,14 +12,15 @@ from trace_pl.rollout.call_check import check_calls
 from trace_pl.rollout.hf_engine import HFEngine
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.search.formats import HermesFormat, LlamaFormat
+from trace_pl.search.xml_format import XmlFormat
 
-HERMES, LLAMA = HermesFormat(), LlamaFormat()
+HERMES, LLAMA, XML = HermesFormat(), LlamaFormat(), XmlFormat()
 QWEN_CALL = "arguments if arguments is string else arguments | tojson"
 
 
 def check(tokenizer, call_format):
     template = ChatTemplate(tokenizer, [SCHEMA], call_format.describe([SCHEMA]))
-    check_calls(template, call_format, [SCHEMA])
+    check_calls(template, call_format)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,23 @@ def test_a_format_that_reads_none_is_refused_with_the_name_of_the_right_one(
     assert str(refusal.value).endswith(
         f"Set `data.call_format` to trace_pl.search.formats.{right}."
     )
+
+
+def test_a_template_that_writes_calls_as_tags_is_read_by_the_format_for_them():
+    text = (FOLDER / "qwen3.jinja").read_text()
+    start = text.index("{{- ('\\n' if content or not loop.first")
+    stop = text.index("{%- endfor %}", start)
+    as_tags = """{{- '<tool_call>\\n<function=' + call.function.name + '>\\n' }}
+        {%- for key, value in arguments | items %}
+            {{- '<parameter=' + key + '>\\n' + value | string + '\\n</parameter>\\n' }}
+        {%- endfor %}
+        {{- '</function>\\n</tool_call>' }}"""
+    tokenizer = family("qwen3", text[start:stop], as_tags)
+    check(tokenizer, XML)
+    with pytest.raises(
+        ConfigError, match=r"<parameter=.*to trace_pl\.search\.xml_format\.XmlFormat"
+    ):
+        check(tokenizer, HERMES)
 
 
 def test_calls_that_no_shipped_format_reads_are_refused_with_what_to_do():
@@ -92,7 +110,7 @@ def test_nothing_is_refused_where_the_template_shows_no_calls_or_refuses_them(ca
 
 
 def test_a_run_without_tools_is_not_checked():
-    check_calls(ChatTemplate(family("llama3")), HERMES, [])
+    check_calls(ChatTemplate(family("llama3")), HERMES)
 
 
 def test_a_run_is_refused_before_anything_is_sampled(monkeypatch):

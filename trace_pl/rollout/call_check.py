@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from trace_pl.errors import ConfigError
 from trace_pl.rollout.template import ChatTemplate
-from trace_pl.search.formats import SHIPPED_FORMATS, ToolCallFormat
+from trace_pl.search.formats import HermesFormat, LlamaFormat, ToolCallFormat
+from trace_pl.search.xml_format import XmlFormat
 from trace_pl.types import ToolCall
 
+SHIPPED_FORMATS: tuple[type[ToolCallFormat], ...] = (HermesFormat, LlamaFormat, XmlFormat)
 _VALUE = "zqVALUEqz"
 _ID = "zqCALLqz1"  # of the only length that some templates accept
 
 
-def check_calls(
-    template: ChatTemplate, call_format: ToolCallFormat, schemas: Sequence[dict[str, Any]]
-) -> None:
+def check_calls(template: ChatTemplate, call_format: ToolCallFormat) -> None:
     """Render one call by the template and read it with the format.
 
     A policy writes calls as its template told it to, so a format that can not read them gives
@@ -27,15 +26,14 @@ def check_calls(
     Args:
         template: made with the tools.
         call_format: the configured format.
-        schemas: JSON schemas of the tools.
 
     Raises:
         ConfigError: if the format reads another call than was rendered, or none; it names the
             shipped format that does.
     """
-    if not schemas or not template.describes_tools:
+    if not template.tools or not template.describes_tools:
         return
-    call = _example(schemas[0])
+    call = _example(template.tools[0])
     shown = _shown(template, call)
     if not shown or any(_reads(call_format, text, call) for text in shown):
         return

@@ -57,6 +57,8 @@ class ChatTemplate:
     """From the first markup after the observation up to the next generation header."""
     thinking_open: bool
     """Whether the generation header itself opens the thinking block."""
+    tools: tuple[dict[str, Any], ...]
+    """JSON schemas of the tools."""
 
     def __init__(
         self,
@@ -72,6 +74,7 @@ class ChatTemplate:
                 "Use an instruction-tuned model, or add a chat_template.jinja to its folder."
             )
         self._tokenizer = tokenizer
+        self.tools = tuple(tools)
         # Templates test for None; the wider element type is what transformers accepts.
         self._tools: list[dict[Any, Any] | Callable[..., Any]] | None = list(tools) or None
         self._tool_names = [str(tool.get("function", tool).get("name")) for tool in tools]

@@ -143,7 +143,7 @@ class AgentRules:
             is_response_limit = len(ids) >= self.limits.max_response_tokens
             return Finish(StopReason.LENGTH if is_response_limit else StopReason.MAX_TOKENS)
         text = self.template.decode(ids[:-1])
-        parsed = self.call_format.parse(text, self.template.thinking_open)
+        parsed = self.call_format.parse(text, self.template.thinking_open, self.template.tools)
         if parsed.message is not None:
             answer = self.template.answer_format.read(clean_text(parsed.message))
             return Finish(StopReason.ANSWERED, answer)

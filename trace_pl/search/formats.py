@@ -32,13 +32,19 @@ class ParsedTurn:
 class ToolCallFormat(Protocol):
     """How a family of models writes tool calls."""
 
-    def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
+    def parse(
+        self,
+        text: str,
+        thinking_open: bool = False,
+        schemas: Sequence[Mapping[str, Any]] = (),
+    ) -> ParsedTurn:
         """Read one assistant turn; never raises.
 
         Args:
             text: The turn with its special tokens, from after the generation header to before the
                 end-of-turn token.
             thinking_open: Whether the generation header already opened the thinking block.
+            schemas: JSON schemas of the tools, for formats that do not write types.
         """
 
     def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
@@ -61,15 +67,20 @@ class HermesFormat:
     a string, ``parameters`` for ``arguments``, a turn that ends without the closing tag.
     """
 
-    def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
+    def parse(
+        self,
+        text: str,
+        thinking_open: bool = False,
+        schemas: Sequence[Mapping[str, Any]] = (),
+    ) -> ParsedTurn:
         """Read one assistant turn; never raises."""
         visible = after_thinking(text, thinking_open)
         if visible is None:
-            return _UNCLOSED_THINKING
+            return UNCLOSED_THINKING
         try:
             calls = _calls(visible)
-        except _MalformedCall as problem:
-            return ParsedTurn(error=f"Error: {problem} Nothing was run.")
+        except MalformedCall as problem:
+            return rejected(problem)
         if calls:
             return ParsedTurn(calls=calls)
         return ParsedTurn(message=visible)
@@ -77,7 +88,7 @@ class HermesFormat:
     def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
         """Return what a system prompt says of tools if the chat template says nothing."""
         return (
-            f"{_listed(schemas)}\n\nTo call one, write a JSON object with its name and arguments:\n"
+            f"{listed(schemas)}\n\nTo call one, write a JSON object with its name and arguments:\n"
             '<tool_call>\n{"name": <name>, "arguments": <object>}\n</tool_call>'
         )
 
@@ -91,11 +102,16 @@ class LlamaFormat:
     newlines, and ``arguments`` may be written for ``parameters`` or as a string.
     """
 
-    def parse(self, text: str, thinking_open: bool = False) -> ParsedTurn:
+    def parse(
+        self,
+        text: str,
+        thinking_open: bool = False,
+        schemas: Sequence[Mapping[str, Any]] = (),
+    ) -> ParsedTurn:
         """Read one assistant turn; never raises."""
         visible = after_thinking(text, thinking_open)
         if visible is None:
-            return _UNCLOSED_THINKING
+            return UNCLOSED_THINKING
         found = visible.strip()
         if not found.startswith(("{", _PYTHON_TAG)):
             return ParsedTurn(message=visible)
@@ -104,12 +120,12 @@ class LlamaFormat:
         try:
             while found:
                 if calls and not found.startswith("{"):
-                    raise _MalformedCall("other text follows the tool call.")
-                value, end = _decoded(found, 0)
+                    raise MalformedCall("other text follows the tool call.")
+                value, end = decoded(found, 0)
                 calls.append(_call(value, "parameters"))
                 found = found[end:].lstrip("; \n")
-        except _MalformedCall as problem:
-            return ParsedTurn(error=f"Error: {problem} Nothing was run.")
+        except MalformedCall as problem:
+            return rejected(problem)
         if not calls:
             return ParsedTurn(error="Error: the tool call is empty. Nothing was run.")
         return ParsedTurn(calls=tuple(calls))
@@ -117,14 +133,12 @@ class LlamaFormat:
     def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
         """Return what a system prompt says of tools if the chat template says nothing."""
         return (
-            f"{_listed(schemas)}\n\nTo call one, write this JSON object and nothing else:\n"
+            f"{listed(schemas)}\n\nTo call one, write this JSON object and nothing else:\n"
             '{"name": <name>, "parameters": <object>}'
         )
 
 
-SHIPPED_FORMATS: tuple[type[ToolCallFormat], ...] = (HermesFormat, LlamaFormat)
-
-_UNCLOSED_THINKING = ParsedTurn(error="Error: unclosed thinking block.")
+UNCLOSED_THINKING = ParsedTurn(error="Error: unclosed thinking block.")
 
 
 def after_thinking(text: str, thinking_open: bool) -> str | None:
@@ -138,7 +152,13 @@ def after_thinking(text: str, thinking_open: bool) -> str | None:
     return None if "<think>" in visible or (thinking_open and not closed) else visible
 
 
-def _listed(schemas: Sequence[Mapping[str, Any]]) -> str:
+def rejected(problem: MalformedCall) -> ParsedTurn:
+    """Return a turn that can not be used because of a call."""
+    return ParsedTurn(error=f"Error: {problem} Nothing was run.")
+
+
+def listed(schemas: Sequence[Mapping[str, Any]]) -> str:
+    """Return the schemas of tools as a system prompt shows them."""
     lines = "\n".join(json.dumps(schema) for schema in schemas)
     return f"# Tools\n\nThe signatures of the tools:\n<tools>\n{lines}\n</tools>"
 
@@ -149,7 +169,7 @@ _FENCE = re.compile(r"```(?:json)?\s*")
 _SPACE = re.compile(r"\s*")
 
 
-class _MalformedCall(Exception):
+class MalformedCall(Exception):
     """A tool call that can not be read; the message is for the policy."""
 
 
@@ -159,7 +179,7 @@ def _refuse_constant(name: str) -> NoReturn:
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found := dict(pairs)) < len(pairs):
-        raise _MalformedCall("the tool call gives the same name twice.")
+        raise MalformedCall("the tool call gives the same name twice.")
     return found
 
 
@@ -178,60 +198,65 @@ def _calls(text: str) -> tuple[ToolCall, ...]:
     at = 0
     while (start := text.find(_OPEN, at)) >= 0:
         _refuse_stray_close(text[at:start])
-        begin = _after(_SPACE, text, start + len(_OPEN))
-        inner = _after(_FENCE, text, begin)
+        begin = after(_SPACE, text, start + len(_OPEN))
+        inner = after(_FENCE, text, begin)
         if inner == len(text):
-            raise _MalformedCall("the tool call is empty.")
-        value, end = _decoded(text, inner)
-        end = _after(_SPACE, text, end)
+            raise MalformedCall("the tool call is empty.")
+        value, end = decoded(text, inner)
+        end = after(_SPACE, text, end)
         if inner > begin:
             if not text.startswith("```", end):
-                raise _MalformedCall("the fence in the tool call is not closed.")
-            end = _after(_SPACE, text, end + 3)
+                raise MalformedCall("the fence in the tool call is not closed.")
+            end = after(_SPACE, text, end + 3)
         # The policy ended its turn here, so nothing is missing but the tag.
         if end < len(text) and not text.startswith(_CLOSE, end):
             problem = (
                 "is not closed" if text.startswith(_OPEN, end) else "holds more than its object"
             )
-            raise _MalformedCall(f"the tool call {problem}.")
+            raise MalformedCall(f"the tool call {problem}.")
         calls.append(_call(value, "arguments"))
         at = end + len(_CLOSE)
     _refuse_stray_close(text[at:])
     return tuple(calls)
 
 
-def _decoded(text: str, begin: int) -> tuple[object, int]:
+def decoded(text: str, begin: int) -> tuple[object, int]:
+    """Return the JSON value that begins at an index, and where it ends.
+
+    Raises:
+        MalformedCall: if there is none.
+    """
     try:
         return _DECODER.raw_decode(text, begin)
     except (ValueError, RecursionError) as error:
         reason = error.msg if isinstance(error, json.JSONDecodeError) else "no JSON"
-        raise _MalformedCall(f"the tool call is not valid JSON ({reason}).") from error
+        raise MalformedCall(f"the tool call is not valid JSON ({reason}).") from error
 
 
 def _call(value: object, key: str) -> ToolCall:
     if not isinstance(value, dict):
-        raise _MalformedCall("the tool call is not a JSON object.")
+        raise MalformedCall("the tool call is not a JSON object.")
     name = value.get("name")
     if not isinstance(name, str) or not name:
-        raise _MalformedCall('the tool call needs a text as "name".')
+        raise MalformedCall('the tool call needs a text as "name".')
     given = [value[name] for name in ("arguments", "parameters") if name in value]
     arguments = given[0] if len(given) == 1 else None
     if isinstance(arguments, str) and arguments.lstrip().startswith("{"):
         # Servers give arguments as a string, and models repeat it.
         text = arguments.strip()
-        arguments, end = _decoded(text, 0)
+        arguments, end = decoded(text, 0)
         arguments = arguments if end == len(text) else None
     if not isinstance(arguments, dict):
-        raise _MalformedCall(f'the tool call needs an object as "{key}".')
+        raise MalformedCall(f'the tool call needs an object as "{key}".')
     return ToolCall(name, arguments)
 
 
 def _refuse_stray_close(text: str) -> None:
     if _CLOSE in text:
-        raise _MalformedCall("a tool call is closed that was not opened.")
+        raise MalformedCall("a tool call is closed that was not opened.")
 
 
-def _after(pattern: re.Pattern[str], text: str, at: int) -> int:
+def after(pattern: re.Pattern[str], text: str, at: int) -> int:
     """Return where a pattern that stands at an index ends; the index itself if it does not."""
     found = pattern.match(text, at)
     return found.end() if found else at
