@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted import FunctionTools, ScriptedEngine
 
-from trace_pl.rollout.agent import AgentLoop, ExactMatchReward
+from trace_pl.data.rewards import ExactMatchReward
+from trace_pl.rollout.agent import AgentLoop
 from trace_pl.rollout.template import ChatTemplate
 from trace_pl.search.formats import ParsedTurn
 from trace_pl.search.xml_format import XmlFormat
