@@ -15,6 +15,13 @@ History = Sequence[Epoch]
 """The epochs of a run, oldest first."""
 
 
+BROKEN = (
+    "It was not so in the first epoch, so the updates broke the policy. Lower "
+    "model.optimizer.init_args.lr."
+)
+"""The cause of what came with training, whatever it would be in a policy that is new."""
+
+
 @dataclass(frozen=True)
 class Alarm(ABC):
     """One thing that can be wrong.

@@ -15,7 +15,15 @@ from callbacks.learning_alarms import (
     SurprisalCollapse,
     TurnsCollapse,
 )
-from callbacks.rollout_alarms import CutResponses, FlatGroups, NoAnswers, NoToolCalls, ToolErrors
+from callbacks.rollout_alarms import (
+    EXPECTED,
+    CutResponses,
+    FlatGroups,
+    LostRollouts,
+    NoAnswers,
+    NoToolCalls,
+    ToolErrors,
+)
 from trace_pl.errors import ConfigError
 
 
@@ -32,7 +40,8 @@ class HealthMonitor(Callback):
         flat_patience: The same for groups whose rewards are all equal.
         baseline_epochs: First epochs, with whose mean that of as many last ones is compared.
         min_answer_rate: Share of rollouts with an answer.
-        max_tool_errors: Share of tool calls that fail.
+        max_lost: Share of rollouts that are left out because the engine or a tool failed.
+        max_tool_errors: Share of tool calls with an error as their result.
         max_cut: Share of rollouts that end at a token limit.
         min_surprisal: Of sampled tokens, as a share of that of the first epochs.
         min_tool_turns: Tool turns of a rollout, as a share of those of the first epochs.
@@ -48,6 +57,7 @@ class HealthMonitor(Callback):
         flat_patience: int = 5,
         baseline_epochs: int = 3,
         min_answer_rate: float = 0.02,
+        max_lost: float = 0.25,
         max_tool_errors: float = 0.5,
         max_cut: float = 0.5,
         min_surprisal: float = 0.1,
@@ -65,6 +75,7 @@ class HealthMonitor(Callback):
                 raise ConfigError(f"Expected HealthMonitor.{name} of at least 1, got {number}.")
         shares = {
             "min_answer_rate": min_answer_rate,
+            "max_lost": max_lost,
             "max_tool_errors": max_tool_errors,
             "max_cut": max_cut,
             "min_surprisal": min_surprisal,
@@ -76,6 +87,7 @@ class HealthMonitor(Callback):
                 raise ConfigError(f"Expected HealthMonitor.{name} within 0 and 1, got {share}.")
         self.alarms: tuple[Alarm, ...] = (
             NoAnswers(patience, min_answer_rate),
+            LostRollouts(patience, max_lost),
             NoToolCalls(patience),
             FlatGroups(flat_patience),
             ToolErrors(patience, max_tool_errors),
@@ -124,4 +136,8 @@ class HealthMonitor(Callback):
         metrics = trainer.callback_metrics
         tags = (tag for alarm in self.alarms for tag in alarm.tags if tag in metrics)
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        return {TOLERANCE: data.parity_tolerance, **{tag: float(metrics[tag]) for tag in tags}}
+        return {
+            TOLERANCE: data.parity_tolerance,
+            EXPECTED: float(data.questions_per_epoch * data.group_size),
+            **{tag: float(metrics[tag]) for tag in tags},
+        }

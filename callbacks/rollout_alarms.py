@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from callbacks.alarm import Alarm, Epoch, History, lately, recent
+from callbacks.alarm import BROKEN, Alarm, Epoch, History, lately, recent
+
+EXPECTED = "data/rollouts"
+"""Under this name an epoch holds how many rollouts the settings ask for."""
 
 _ENDS = {
     "length": "Most responses are cut. Raise data.limits.max_response_tokens.",
@@ -18,12 +21,11 @@ _STOPS = tuple(f"rollout/stop/{reason}" for reason in _ENDS)
 
 _TOOL_ERRORS = {
     "parse": "Most are calls that cannot be read. Set data.call_format to how the model writes "
-    "them; the text rollout/0 shows it.",
+    "them (the text rollout/0 shows it), or lower data.engine.init_args.temperature.",
     "unknown_tool": "Most name a tool that does not exist. Name the tools in data.system_prompt.",
     "arguments": "Most have arguments that do not fit the tool. Show an example of a call in "
     "data.system_prompt.",
-    "timeout": "Most calls run out of time. Raise data.limits.tool_timeout_s, or give the tools "
-    "of data.task more capacity.",
+    "timeout": "Most calls run out of time. Give the tools of data.task more time or capacity.",
     "tool": "Most calls fail inside the tool. Check the tools of data.task; the text rollout/0 "
     "shows what they say.",
 }
@@ -53,9 +55,40 @@ class NoAnswers(Alarm):
             "the one that is read. Set data.answer_format to it, or ask for it in "
             "data.system_prompt."
         )
+        if history[0].get("rollout/answer_rate", 0.0) > 0.2:
+            cause = BROKEN
         return (
             f"{answers:.0f} of {sum(counts):.0f} rollouts gave an answer in "
             f"{lately(self.epochs)}, so there is nothing to reward. {cause}"
+        )
+
+
+@dataclass(frozen=True)
+class LostRollouts(Alarm):
+    """Many rollouts are left out because the engine or a tool failed.
+
+    Args:
+        share: Of the rollouts, at least.
+    """
+
+    name = "lost_rollouts"
+    tags = ("rollout/count",)
+    share: float = 0.25
+
+    def message(self, history: History) -> str | None:
+        """Compare what counts with what was asked for."""
+        counts = recent(history, "rollout/count", self.epochs)
+        expected = recent(history, EXPECTED, self.epochs)
+        if not counts or not expected:
+            return None
+        lost = [1.0 - count / asked for count, asked in zip(counts, expected, strict=True)]
+        if min(lost) <= self.share:
+            return None
+        return (
+            f"{lost[-1]:.0%} of {expected[-1]:.0f} rollouts were lost, and more than "
+            f"{self.share:.0%} in {lately(self.epochs)}. The engine or the tools fail or are too "
+            "slow: see their errors above. Mend the tools of data.task, or raise "
+            "data.limits.tool_timeout_s, data.limits.tool_retries or data.limits.max_seconds."
         )
 
 
@@ -78,6 +111,8 @@ class NoToolCalls(Alarm):
         )
         if history[-1].get("rollout/stop/length", 0.0) > 0.5:
             cause = "Most responses are cut before a call. Raise data.limits.max_response_tokens."
+        if history[0].get("rollout/tool_turns", 0.0) > 0.2:
+            cause = BROKEN
         return f"None of the rollouts called a tool in {lately(self.epochs)}. {cause}"
 
 
@@ -134,9 +169,11 @@ class ToolErrors(Alarm):
             return None
         last = history[-1]
         kind = max(_TOOL_ERRORS, key=lambda kind: last.get(f"rollout/tool_errors/{kind}", 0.0))
+        was_well = history[0].get("rollout/tool_errors", 1.0) < 0.5 * self.share
+        is_own_fault = kind in ("parse", "unknown_tool", "arguments")
         return (
             f"{errors[-1]:.0%} of the tool calls failed, and more than {self.share:.0%} in "
-            f"{lately(self.epochs)}. {_TOOL_ERRORS[kind]}"
+            f"{lately(self.epochs)}. {BROKEN if was_well and is_own_fault else _TOOL_ERRORS[kind]}"
         )
 
 
@@ -155,14 +192,20 @@ class CutResponses(Alarm):
     def message(self, history: History) -> str | None:
         """Name the limit."""
         for reason, what in (("length", "response"), ("max_tokens", "trajectory")):
-            cut = recent(history, f"rollout/stop/{reason}", self.epochs)
-            if cut and min(cut) > self.share:
-                return (
-                    f"{cut[-1]:.0%} of the rollouts were cut by data.limits.max_{what}_tokens, and "
-                    f"more than {self.share:.0%} in {lately(self.epochs)}. Likely it is too small "
-                    "for this model, or responses run on without an end. Raise it, and look at "
-                    "the ends in the text rollout/0."
-                )
+            tag = f"rollout/stop/{reason}"
+            cut = recent(history, tag, self.epochs)
+            if not cut or min(cut) <= self.share:
+                continue
+            cause = (
+                "Likely it is too small for this model, or responses run on without an end. Raise "
+                "it, and look at the ends in the text rollout/0."
+            )
+            if history[0].get(tag, 1.0) < 0.5 * self.share:
+                cause = BROKEN
+            return (
+                f"{cut[-1]:.0%} of the rollouts were cut by data.limits.max_{what}_tokens, and "
+                f"more than {self.share:.0%} in {lately(self.epochs)}. {cause}"
+            )
         return None
 
 

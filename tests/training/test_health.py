@@ -13,13 +13,22 @@ from callbacks.learning_alarms import (
     SurprisalCollapse,
     TurnsCollapse,
 )
-from callbacks.rollout_alarms import CutResponses, FlatGroups, NoAnswers, NoToolCalls, ToolErrors
+from callbacks.rollout_alarms import (
+    EXPECTED,
+    CutResponses,
+    FlatGroups,
+    LostRollouts,
+    NoAnswers,
+    NoToolCalls,
+    ToolErrors,
+)
 from trace_pl.errors import ConfigError
 from trace_pl.types import ToolResult
 
 LENGTH, TRAJECTORY = "rollout/stop/length", "rollout/stop/max_tokens"
 TURNS, ERRORS = "rollout/tool_turns", "rollout/tool_errors"
 CREDIT = ("credit/turn_credit_max", "credit/turn_credit_min", TURNS, "credit/readiness_end")
+BROKE = ("the updates broke the policy", "model.optimizer.init_args.lr")
 SURE = ("loss/surprisal", "rollout/success")
 
 
@@ -37,7 +46,7 @@ FLAT = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate"
     [
         (
             NoAnswers(2),
-            epochs(ANSWERS, (0.5, 128, 0.0), (0.0, 128, 0.1), (1 / 120, 120, 0.1)),
+            epochs(ANSWERS, (0.1, 128, 0.0), (0.0, 128, 0.1), (1 / 120, 120, 0.1)),
             ("1 of 248 rollouts gave an answer", "data.answer_format"),
         ),
         (
@@ -49,6 +58,19 @@ FLAT = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate"
             NoAnswers(1),
             epochs((*ANSWERS, TRAJECTORY), (0.0, 8, 0.1, 0.9)),
             ("data.limits.max_trajectory_tokens",),
+        ),
+        (NoAnswers(1), epochs(ANSWERS, (0.7, 128, 0.0), (0.0, 128, 0.9)), BROKE),
+        (NoToolCalls(1), epochs((TURNS,), (1.4,), (0.0,)), BROKE),
+        (CutResponses(1), epochs((LENGTH, TRAJECTORY), (0.1, 0.0), (0.9, 0.0)), BROKE),
+        (
+            ToolErrors(1),
+            epochs((TURNS, ERRORS, f"{ERRORS}/parse"), (2, 0.1, 0.1), (1, 0.9, 0.8)),
+            BROKE,
+        ),
+        (
+            LostRollouts(1),
+            epochs(("rollout/count", EXPECTED), (64, 128)),
+            ("50% of 128 rollouts were lost", "data.limits.tool_timeout_s"),
         ),
         (NoToolCalls(2), epochs((TURNS,), (0.0,), (0.0,)), ("data.call_format",)),
         (
@@ -76,7 +98,7 @@ FLAT = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate"
         (
             ToolErrors(1),
             epochs((TURNS, ERRORS, f"{ERRORS}/timeout"), (1, 0.6, 0.4)),
-            ("data.limits.tool_timeout_s",),
+            ("run out of time", "data.task"),
         ),
         (
             CutResponses(1),
@@ -123,6 +145,7 @@ def test_a_series_sets_off_its_alarm(alarm, history, words):
     [
         (NoAnswers(2), epochs(ANSWERS, (0.0, 128, 0.1))),  # too early
         (NoAnswers(2), epochs(ANSWERS, (0.0, 128, 0.1), (0.03, 128, 0.1))),
+        (LostRollouts(2), epochs(("rollout/count", EXPECTED), (64, 128), (120, 128))),
         (NoToolCalls(2), epochs((TURNS,), (0.0,), (0.1,))),
         (FlatGroups(2), epochs(FLAT, (1.0, 0.0, 1.0), (0.9, 0.0, 1.0))),
         (ToolErrors(2), epochs((TURNS, ERRORS), (1, 0.6), (1, 0.4))),
@@ -203,12 +226,26 @@ def test_tools_that_fail_are_named(tiny_model_dir, capsys):
     assert "Check the tools of data.task" in line
 
 
+def test_a_service_that_is_down_for_half_of_the_questions_is_noticed(tiny_model_dir, capsys):
+    def down_for_some(question, call, number):
+        if int(question[-2]) % 2:
+            raise ConnectionError("service is down")
+        return page(question, call, number)
+
+    # A rollout that failed is tried once more, and goes on in the script.
+    engine = ScriptedEngine(TEMPLATE, {"*": [search("a"), search("a"), ANSWER]})
+    data = make_data(tiny_model_dir, engine, down_for_some, questions_per_epoch=9)
+    fit(data, 1, [HealthMonitor(patience=1, flat_patience=9)])
+    (line,) = lines(capsys)
+    assert line.startswith("Health: 44% of 18 rollouts were lost")
+
+
 def test_a_healthy_run_is_silent(tiny_model_dir, capsys):
     metrics = run(tiny_model_dir, [search("a"), ANSWER], HealthMonitor(flat_patience=9))
     assert not lines(capsys)
     found = {name: float(v) for name, v in metrics.items() if name.startswith("health/")}
     assert set(found.values()) == {0.0}
-    assert len(found) == 9
+    assert len(found) == 10
 
 
 def test_what_was_said_is_not_said_again_after_a_resume(tiny_model_dir, capsys):

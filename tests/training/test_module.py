@@ -136,6 +136,18 @@ def test_advantages_stay_float32_in_half_precision(tiny_model_dir):
     assert seen.dtypes == {torch.float32}
 
 
+def test_metrics_stay_float64_in_half_precision_and_enter_no_state(tiny_model_dir):
+    module, _ = train(tiny_model_dir, precision="bf16-true")
+    module._metrics.average({"x": torch.tensor([1.0, 1.0 + 2**-40], dtype=torch.float64)})
+    assert module._metrics.compute()["x"] == 1.0 + 2**-41
+    assert not [name for name in module.state_dict() if "policy." not in name]
+
+
+def test_an_epoch_that_is_cut_short_has_its_metrics(tiny_model_dir):
+    _, trainer = train(tiny_model_dir, BatchPlan(num_steps=3), max_steps=1)
+    assert {"loss/surprisal", "time/update_s"} <= trainer.callback_metrics.keys()
+
+
 def test_a_non_finite_loss_skips_the_step_and_then_stops_the_run(tiny_model_dir):
     data = FixedExperience(BatchPlan(num_steps=3), poison=float("nan"))
     with pytest.raises(NumericalError, match="2 steps in a row"):
