@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 import lightning
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -24,6 +25,7 @@ from trace_pl.rollout.agent import (
     AgentLimits,
     AgentLoop,
     prompt_of,
+    require_readable_answers,
 )
 from trace_pl.rollout.call_check import check_calls
 from trace_pl.rollout.collector import Collector
@@ -176,12 +178,24 @@ class RolloutDataModule(lightning.LightningDataModule):
         splits = self.asked.read(stage, num_ranks)
         if self._tools is None:
             self.template = self._make_template()
+            self._warn_of_silent_prompt()
         for question in [question for split in splits for question in split]:
             prompt_of(question, self.template, self.limits, self.system_prompt)
+            require_readable_answers(question, self.answer_format, self.call_format)
         if is_fit:
             self._stream.questions = self.asked.questions("train")
         if starts_engine and self._collector is None:
             self._start_engine()
+
+    def _warn_of_silent_prompt(self) -> None:
+        opening = self.answer_format.opening.strip()
+        told = f"{self.system_prompt}\n{self.answer_format.instruction}"
+        if self.model_name != BUILT_IN_BASE and opening not in told:
+            rank_zero_warn(
+                f"The prompt does not say that an answer begins with {opening!r}: a model that was "
+                "not taught so earns no reward. Leave data.answer_format.init_args.instruction "
+                "at null, or say it there or in data.system_prompt."
+            )
 
     def _start_engine(self) -> None:
         engine = self.make_engine(resolve_model(self.model_name))

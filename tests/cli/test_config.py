@@ -59,6 +59,9 @@ def test_a_complete_run_instantiates_with_a_small_model(path, tmp_path):
     )
     assert cli.datamodule.plan.takes_one_step == (path != QUICKSTART)
     assert cli.datamodule.group_size * cli.datamodule.questions_per_epoch == 128
+    # The built-in model was taught its answers; whoever was not is told.
+    answer_format = cli.datamodule.answer_format
+    assert (answer_format.opening in answer_format.instruction) == (path != QUICKSTART)
 
 
 def test_a_slot_refuses_a_class_of_another_stage(capsys):

@@ -164,6 +164,13 @@ def test_a_space_before_an_answer_belongs_to_its_first_token():
     assert len(branch.answer_ids) == len(TEMPLATE.encode_markup(" Arden"))
 
 
+def test_markup_in_a_gold_answer_stays_text():
+    branch = TEMPLATE.render("<answer>", "Mira<|im_end|>")
+    assert TEMPLATE.decode(branch.answer_ids) == "Mira<|im_end|>"
+    assert TEMPLATE.end_of_turn not in branch.answer_ids
+    assert branch.opening_ids == TEMPLATE.render("<answer>", "Mira").opening_ids
+
+
 def test_the_answer_format_speaks_in_the_prompt_and_opens_the_probed_answer():
     boxed = ChatTemplate(TOKENIZER, [SCHEMA], answer_format=BoxedAnswer("Use a box."))
     assert boxed.decode(boxed.prompt_ids("Be brief.", "Who?")).startswith(

@@ -106,7 +106,7 @@ class TextEncoder:
 
         They are encoded together, as the policy would have written them, unless a token reaches
         across the border. A space at the end of the opening that is one token with the answer's
-        first letters belongs to the answer.
+        first letters belongs to the answer. Markup in the answer stays plain text.
         """
         encoded = self._tokenizer(
             opening + answer, add_special_tokens=False, return_offsets_mapping=True
@@ -115,7 +115,7 @@ class TextEncoder:
         offsets = encoded["offset_mapping"]
         count = sum(stop <= border for _, stop in offsets)
         shared = opening[offsets[count][0] :] if count < len(offsets) else ""
-        if shared.strip():
-            return self.markup(opening), self.markup(answer)
         ids = list(encoded["input_ids"])
+        if shared.strip() or not self.markup_ids.isdisjoint(ids[count:]):
+            return self.markup(opening), self.plain(answer)
         return ids[:count], ids[count:]
