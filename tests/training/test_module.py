@@ -159,7 +159,7 @@ def test_a_non_finite_loss_skips_the_step_and_then_stops_the_run(tiny_model_dir)
 def test_a_checkpoint_of_another_model_or_reference_is_refused(tiny_model_dir, name):
     module = TraceModule(str(tiny_model_dir))
     with pytest.raises(ConfigError, match=f"model.{name} 'other'"):
-        module.on_load_checkpoint({name: "other"})
+        module.on_load_checkpoint({"global_step": 0, name: "other"})
 
 
 def test_computing_activations_again_changes_no_gradient(tiny_model_dir):
