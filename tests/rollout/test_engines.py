@@ -361,7 +361,7 @@ def test_sampling_settings_without_a_distribution_are_refused(
 
 def test_a_missing_vllm_says_how_to_install_it(tiny_model_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ConfigError, match=r"pip install 'trace_pl\[vllm"):
+    with pytest.raises(ConfigError, match=r"pip install 'trace-pl\[vllm"):
         VLLMEngine(str(tiny_model_dir))
 
 

@@ -118,7 +118,7 @@ def test_a_child_that_can_not_start_shows_its_log_and_leaves_nothing(
     before = set(psutil.Process().children())
     transfer = WeightFiles(str(tmp_path / "shared"))
     (tmp_path / "shared").mkdir()
-    with pytest.raises(ConfigError, match=r"(?s)no vLLM here.*pip install 'trace_pl\[vllm"):
+    with pytest.raises(ConfigError, match=r"(?s)no vLLM here.*pip install 'trace-pl\[vllm"):
         ServerEngine(str(tiny_model_dir), 512, kv_cache_gib=0.1, transfer=transfer)
     assert set(psutil.Process().children()) == before
     assert list((tmp_path / "shared").iterdir()) == []
