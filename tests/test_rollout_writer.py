@@ -11,6 +11,7 @@ from scripted import search
 from callbacks.rollout_writer import RolloutWriter, lost_record, rollout_record
 from trace_pl.batch import EvaluationBatch
 from trace_pl.errors import ConfigError
+from trace_pl.files import write_atomically
 from trace_pl.rollout.agent import AgentLimits
 from trace_pl.types import Question, RolloutGroup, ToolResult
 
@@ -102,16 +103,25 @@ def lines(path):
 
 
 def test_every_question_has_a_line_that_names_model_and_checkpoint(tmp_path, capsys):
-    asked = [question("q1"), Question("q2", "Who?", ("x",), {"level": 3, "note": "\ud83d"})]
+    asked = [question("q1"), Question("q2", "Who?", ("x",), {"level": 3})]
     _, groups = run({"*": [ANSWER]}, questions=asked)
     written(tmp_path, [*groups, RolloutGroup(question("q3"), ())])
     found = lines(tmp_path / "rollouts.jsonl")
     assert [line["question_id"] for line in found] == ["q1", "q2", "q3"]
     assert [line["is_correct"] for line in found] == [True, False, None]
-    assert found[1]["meta"] == {"level": 3, "note": "\ud83d"}
+    assert found[1]["meta"] == {"level": 3}
     run_fields = {"model": "tiny", "checkpoint": "runs/last.ckpt", "config": None}
     assert [line["run"] for line in found] == [run_fields] * 3
     assert capsys.readouterr().out == f"3 rollouts in {tmp_path / 'rollouts.jsonl'}\n"
+
+
+def test_a_lone_surrogate_is_written_as_the_escape_that_json_has_for_it(tmp_path):
+    path = tmp_path / "made" / "x.json"
+    write_atomically(path, json.dumps("caf\u00e9 \ud83d", ensure_ascii=False))
+    assert path.read_bytes() == b'"caf\xc3\xa9 \\ud83d"'
+    assert json.loads(path.read_text()) == "caf\u00e9 \ud83d"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert len(list(path.parent.iterdir())) == 1
 
 
 def test_a_second_run_in_the_same_folder_leaves_the_first_ones_file(tmp_path):

@@ -45,6 +45,7 @@ def write_task(folder: Path, question: dict | None = None, documents: Sequence[d
     return [
         "--data.questions_per_epoch=1",
         "--data.task=trace_pl.data.task.FileTask",
+        f"{task}.index=trace_pl.search.index.Bm25Index",  # nothing in the cache of who tests
         f"{task}.corpus={folder / 'corpus.jsonl'}",
         f"{task}.train={folder / 'train.jsonl'}",
         f"{task}.validation={folder / 'validation.jsonl'}",

@@ -1,9 +1,12 @@
 """Whole epochs with a scripted policy: over-sampling, and what a run does when everything fails."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from agent_runs import ANSWER, TEMPLATE, page
 from families import family
+from lightning.pytorch.trainer.states import TrainerFn
 from scripted import ScriptedEngine, search
 from scripted_epochs import fit, make_data
 
@@ -72,6 +75,16 @@ def test_without_extra_questions_every_group_is_waited_for(tiny_model_dir):
     assert [len(group.rollouts) for group in data.buffer.groups] == [2, 2, 2]
     assert [group.question.id for group in data.buffer.groups] == asked(engine)
     assert data.state_dict()["returned"] == []
+
+
+def test_a_run_that_does_not_train_takes_the_checkpoint_of_another_task(tiny_model_dir):
+    data = make_data(tiny_model_dir, None)
+    state = {"fingerprint": "another", "cursor": 3}
+    data.trainer = SimpleNamespace(state=SimpleNamespace(fn=TrainerFn.TESTING))
+    data.load_state_dict(state)
+    data.trainer.state.fn = TrainerFn.FITTING
+    with pytest.raises(ConfigError, match="training questions of the checkpoint"):
+        data.load_state_dict(state)
 
 
 def test_fewer_than_no_extra_questions_are_refused(tiny_model_dir):
