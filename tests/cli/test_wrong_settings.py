@@ -5,8 +5,9 @@ from cli_runner import run_cli
 
 from trace_pl.cli import TraceCLI
 from trace_pl.commands.configs import find_config, shipped_names
-from trace_pl.commands.follow import Follower, slots_of
+from trace_pl.commands.follow import Follower
 from trace_pl.commands.settings import read_arguments
+from trace_pl.commands.signatures import slots_of
 from trace_pl.errors import ConfigError
 from trace_pl.plan.command import ParsedCLI
 
@@ -96,6 +97,9 @@ ARGUMENTS = [
     ("--model.optimizer torch.optim.AdamWW",
      f"Expected an Optimizer at `model.optimizer` {THERE}, got 'torch.optim.AdamWW', which does "
      "not exist. Did you mean `torch.optim.AdamW`? There are: torch.optim."),
+    ("--data.reward NoSuch",
+     f"Expected a Reward at `data.reward` {THERE}, got 'NoSuch', which does not exist. "
+     "There are: trace_pl.data.rewards."),
     ("--data.engine vllm",
      f"Expected a RolloutEngine at `data.engine` {THERE}, got 'vllm', which does not exist. "
      "There are: trace_pl."),
@@ -118,6 +122,17 @@ ARGUMENTS = [
      f"Expected a number or a Tensor for `model.optimizer.init_args.lr` {THERE}, got 'fast'."),
     ("--data.task.init_args.hops three",
      f"Expected a list of whole numbers for `data.task.init_args.hops` {THERE}, got 'three'."),
+    ("--model.optimizer.init_args.betas [0.9]",
+     "Expected a list of 2 (a number or a Tensor) for `model.optimizer.init_args.betas` "
+     f"{THERE}, got [0.9]."),
+    ("--data.limits {max_turn:_3}",
+     f"Expected a setting of trace_pl.rollout.trajectory.AgentLimits {THERE}, got "
+     "`data.limits.max_turn`. Did you mean `max_turns`?"),
+    ("--config {data:_{group_sise:_3}}",
+     f"Expected a setting of `data` {THERE}, got `data.group_sise`. Did you mean `group_size`?"),
+    ("--credit.backup broken_stages.Mine",
+     f"Expected a Backup at `credit.backup` {THERE}, got 'broken_stages.Mine', which can not be "
+     f"imported (half written). {BACKUPS}"),
     ("--seed_everything x",
      f"Expected true or false or a whole number for `seed_everything` {THERE}, got 'x'."),
     ("--model foo", f"Expected settings below `model` {THERE}, got 'foo'. It takes model_name,"),
@@ -158,8 +173,12 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(("arguments", "line"), ARGUMENTS, ids=[given for given, _ in ARGUMENTS])
-def test_a_wrong_argument_is_one_line(cli, arguments, line):
-    said = complaint(cli, *arguments.split())
+def test_a_wrong_argument_is_one_line(cli, tmp_path, monkeypatch, arguments, line):
+    (tmp_path / "broken_stages.py").write_text("raise RuntimeError('half\\nwritten')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    said = complaint(
+        cli, *(word.replace("_3", " 3").replace("_{", " {") for word in arguments.split())
+    )
     assert said[: len(line)] == line
     assert "\n" not in said
     assert len(said) < 900
@@ -189,6 +208,11 @@ FILES = [
      "    - class_path: callbacks.RolloutSamples\n      init_args:\n        every: 3\n",
      "Expected a setting of callbacks.RolloutSamples in '{}', line 6, got "
      "`trainer.callbacks.1.init_args.every`. It takes every_n_epochs, num_rollouts."),
+    ("beside", "credit:\n  anchor:\n    class_path: callbacks.TraceAnchor\n    turn_weight: 0.3\n",
+     "Expected `class_path` and `init_args` at `credit.anchor` in '{}', line 4, got `turn_weight`. "
+     "Settings of the class go below `init_args`."),
+    ("nothing", "data:\n",
+     "Expected settings below `data` in '{}', line 1, got null. It takes task, engine,"),
     ("callback_class", "trainer:\n  callbacks:\n    - class_path: callbacks.RunSumary\n",
      "Expected a Callback at `trainer.callbacks.0` in '{}', line 3, got 'callbacks.RunSumary', "
      "which does not exist. Did you mean `callbacks.RunSummary`? There are:"),

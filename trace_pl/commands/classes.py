@@ -17,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-from jsonargparse._typehints import implements_protocol, is_protocol
+from jsonargparse._typehints import get_protocol_members, implements_protocol, is_protocol
 
 from trace_pl.commands.configs import shipped_folder
 
@@ -51,6 +51,12 @@ class Base:
         if is_protocol(self.kind):
             return not is_protocol(candidate) and bool(implements_protocol(candidate, self.kind))
         return issubclass(candidate, self.kind)
+
+    def is_meant(self, candidate: type) -> bool:
+        """Whether a class was written for this protocol, and not only has a method of that name."""
+        names = set(get_protocol_members(self.kind))
+        own = [each for each in candidate.__mro__ if is_own(each.__module__)]
+        return self.takes(candidate) and any(names & vars(each).keys() for each in own)
 
     @property
     def is_class(self) -> bool:
@@ -98,7 +104,7 @@ def known_classes(bases: list[Base]) -> list[str]:
         found |= {base.kind} if is_alone and base.is_class else set()
         found |= set(_subclasses(base.kind))
         if is_protocol(base.kind):
-            found |= {each for each in _own_classes() if base.takes(each)}
+            found |= {each for each in _own_classes() if base.is_meant(each)}
     paths = {public_path(each) for each in found if _is_public(each)}
     return sorted(paths, key=lambda path: (not is_own(path), path))
 
@@ -152,8 +158,7 @@ def _parts(hint: Any) -> Iterator[str]:  # noqa: ANN401 - a type hint
     elif origin is Literal:
         yield from (f"={arg}" for arg in args)
     elif origin in _LISTS:
-        inner = in_words(args[0]) if args else ""
-        yield f"a list of {re.sub('^an? ', '', inner)}s" if inner else "a list"
+        yield _list_in_words(args, is_fixed=origin is tuple and Ellipsis not in args)
     elif origin is collections.abc.Callable:
         yield from _parts(args[1])
     elif inspect.isclass(hint) and issubclass(hint, Enum):
@@ -161,6 +166,15 @@ def _parts(hint: Any) -> Iterator[str]:  # noqa: ANN401 - a type hint
     else:
         name = getattr(hint, "__name__", str(hint))
         yield _WORDS.get(origin or hint, article(name))
+
+
+def _list_in_words(args: tuple[Any, ...], is_fixed: bool) -> str:
+    if not args:
+        return "a list"
+    inner = in_words(args[0])
+    if is_fixed:
+        return f"a list of {len(args)} ({inner})"
+    return f"a list ({inner})" if " or " in inner else f"a list of {inner.split(' ', 1)[-1]}s"
 
 
 def _subclasses(kind: type) -> Iterator[type]:

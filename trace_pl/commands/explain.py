@@ -12,9 +12,10 @@ from typing import Any
 
 from jsonargparse import ArgumentParser, Namespace
 
-from trace_pl.commands.follow import Follower, slots_of
+from trace_pl.commands.follow import Follower
 from trace_pl.commands.parser import OneLineErrors, Refused, command_name
 from trace_pl.commands.settings import read_arguments
+from trace_pl.commands.signatures import slots_of
 from trace_pl.errors import ConfigError
 
 _FLAGS = ("-h", "--help", "--print_config")
@@ -62,4 +63,6 @@ def explain(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
         follower.require(slots)
     except ConfigError as error:
         return str(error)
+    except Exception:  # a fault of the search: what the parser said is better than a traceback
+        return None
     return None

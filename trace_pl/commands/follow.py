@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import re
-from argparse import Action, ArgumentError
+from argparse import Action
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-from jsonargparse import ArgumentParser
 
 from trace_pl.commands.classes import (
     Base,
@@ -26,6 +22,7 @@ from trace_pl.commands.classes import (
     public_path,
 )
 from trace_pl.commands.settings import Keys, Source, nested, read_config
+from trace_pl.commands.signatures import accepts, class_of, class_slots, has_inner, names_class
 from trace_pl.errors import ConfigError, one_line
 
 _SPEC = ("class_path", "init_args", "dict_kwargs")
@@ -79,17 +76,19 @@ class Follower:
             here = (*keys, first)
             if first not in names:
                 raise self._unknown(here, self._owner(keys), names)
-            if prefix + first in slots and not _has_inner(slots, prefix + first):
+            if prefix + first in slots and not has_inner(slots, prefix + first):
                 self.slot(slots[prefix + first], here, inner)
             elif isinstance(inner, dict):
                 self.group(slots, (*within, first), here, inner)
             elif isinstance(inner, str) and Path(inner).is_file():
                 self.group(slots, (*within, first), here, read_config(Path(inner)).settings)
-            elif inner is not None:
-                takes = [each for each in slots if each.startswith(f"{prefix}{first}.")]
+            else:
+                takes = [
+                    slot.split(".")[-1] for slot in slots if slot.startswith(f"{prefix}{first}.")
+                ]
                 raise ConfigError(
                     f"Expected settings below `{'.'.join(here)}` {self.source.place(here)}, got "
-                    f"{inner!r}. It takes {_listed([each.split('.')[-1] for each in takes])}."
+                    f"{'null' if inner is None else repr(inner)}. It takes {_listed(takes)}."
                 )
 
     def slot(self, action: Action, keys: Keys, value: Any) -> None:  # noqa: ANN401
@@ -99,7 +98,7 @@ class Follower:
         if hint is None or value is None:
             return
         bases = bases_of(hint)
-        default = _class_of(action.default, bases)
+        default = class_of(action.default, bases)
         if bases and isinstance(value, list):
             for number, each in enumerate(value):
                 self._chosen.pop(keys, None)  # of the entry before
@@ -109,9 +108,9 @@ class Follower:
             self._class(bases, default, keys, keys, value)
         elif bases and isinstance(value, str) and Path(value).is_file():
             self._class(bases, default, keys, keys, read_config(Path(value)).settings)
-        elif bases and isinstance(value, str) and _names_class(hint, value, self.source):
+        elif bases and isinstance(value, str) and names_class(hint, value, self.source):
             self._class(bases, default, keys, keys, value)
-        elif not _accepts(hint, value, self.source):
+        elif not accepts(hint, value, self.source):
             raise self._wrong(keys, in_words(hint), value)
 
     def require(self, slots: dict[str, Action]) -> None:
@@ -123,7 +122,7 @@ class Follower:
             hint = ", for example by `--config quickstart`" if is_run else ""
             raise ConfigError(f"Expected a value for {_listed(absent)}, got none. Give it{hint}.")
         for keys, chosen in self._chosen.items():
-            slots = _class_slots(chosen.kind, chosen.bases)
+            slots = class_slots(chosen.kind, chosen.bases)
             missing = [name for name, each in slots.items() if each.required]
             missing = [name for name in missing if name not in chosen.given]
             if missing:
@@ -152,10 +151,14 @@ class Follower:
             raise self._no_class(keys, spec, bases)
         if not inspect.isclass(kind):
             return  # a function that makes one; the parser has said what there is to say
-        slots = _class_slots(kind, bases)
+        slots = class_slots(kind, bases)
         unknown = [name for name in spec if name not in _SPEC]
         if unknown and not is_settings:
-            raise self._unknown((*keys, unknown[0]), "a class", list(_SPEC[:2]))
+            raise ConfigError(
+                f"Expected `class_path` and `init_args` at `{'.'.join(keys)}` "
+                f"{self.source.place((*keys, unknown[0]))}, got `{unknown[0]}`. Settings of the "
+                "class go below `init_args`."
+            )
         given = spec if is_settings else spec.get("init_args") or {}
         kept = {name for name in before.given if name in slots} if before else set()
         self._chosen[slot] = _Chosen(kind, bases, kept | {name.split(".")[0] for name in given})
@@ -172,10 +175,10 @@ class Follower:
         where = f"at `{'.'.join(keys)}` {self.source.place(keys)}"
         try:
             kind = find_class(str(path), bases)
-        except ImportError as error:
-            fault = f", which can not be imported ({one_line(error)})"
         except (AttributeError, ValueError):
             fault = ", which does not exist" if str(path).replace(".", "_").isidentifier() else ""
+        except Exception as error:  # the module may be the user's own, and do anything
+            fault = f", which can not be imported ({one_line(error)})"
         else:
             if not inspect.isclass(kind) or any(base.takes(kind) for base in bases):
                 return kind
@@ -215,69 +218,6 @@ class Follower:
         if not keys:
             return f"`{self.command}`"
         return f"`{'.'.join(keys)}`"
-
-
-def slots_of(parser: ArgumentParser) -> dict[str, Action]:
-    """Return what a parser takes, by dotted name."""
-    return {
-        action.dest: action
-        for action in parser._actions
-        if action.dest not in ("help", "print_config") and not action.dest.endswith(".help")
-    }
-
-
-def _class_slots(kind: type, bases: list[Base]) -> dict[str, Action]:
-    """Return what the constructor of a class takes from a config."""
-    return _constructor_slots(kind, max((base.num_positional for base in bases), default=0))
-
-
-@cache
-def _constructor_slots(kind: type, num_skipped: int) -> dict[str, Action]:
-    parser = ArgumentParser(exit_on_error=False)
-    skip: set[str | int] = {num_skipped} if num_skipped else set()
-    parser.add_class_arguments(kind, fail_untyped=False, skip=skip)
-    return slots_of(parser)
-
-
-def _has_inner(slots: dict[str, Action], name: str) -> bool:
-    return any(slot.startswith(f"{name}.") for slot in slots)
-
-
-def _class_of(default: Any, bases: list[Base]) -> Any:  # noqa: ANN401
-    """Return the class of a slot's default."""
-    path = default.get("class_path") if hasattr(default, "get") else None
-    if path is not None:
-        return find_class(path, bases)
-    if any(base.takes(default) for base in bases):
-        return default
-    made = [base.kind for base in bases if base.is_class]
-    return made[0] if len(made) == 1 else None
-
-
-def _names_class(hint: Any, value: str, source: Source) -> bool:  # noqa: ANN401
-    """Whether a text is, or should be, a class rather than another value that a slot takes."""
-    if re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", value):
-        return True
-    if _accepts(hint, value, source):
-        return any(path.endswith(f".{value}") for path in known_classes(bases_of(hint)))
-    return "number" not in in_words(hint)
-
-
-def _accepts(hint: Any, value: Any, source: Source) -> bool:  # noqa: ANN401
-    """Whether a value has the type of a setting."""
-    parser = ArgumentParser(exit_on_error=False)
-    try:
-        parser.add_argument("--value", type=hint)
-    except ValueError:  # a type that the parser takes only as part of a signature
-        return True
-    try:
-        if source.path is None and isinstance(value, str):
-            parser.parse_args([f"--value={value}"])
-        else:
-            parser.parse_object({"value": value})
-    except ArgumentError:
-        return False
-    return True
 
 
 def _listed(names: Sequence[str], meant: str = "") -> str:

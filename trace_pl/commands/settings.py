@@ -93,10 +93,13 @@ def read_arguments(
             if not rest or rest[0].startswith("--"):
                 raise ConfigError(f"Expected a value after {option}, got none.")
             value = rest.pop(0)
-        if option in ("-c", "--config"):
-            yield read_config(Path(value))
+        inner = _structure(value)
+        if option not in ("-c", "--config"):
+            yield Source(nested(option.lstrip("-").split("."), inner))
+        elif isinstance(inner, dict):  # a config instead of its name
+            yield Source(inner)
         else:
-            yield Source(nested(option.lstrip("-").split("."), value))
+            yield read_config(Path(value))
 
 
 def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever YAML holds
@@ -104,6 +107,16 @@ def nested(keys: Sequence[str], value: Any) -> dict[str, Any]:  # noqa: ANN401 -
     for key in reversed(keys):
         value = {key: value}
     return dict(value)
+
+
+def _structure(value: str) -> Any:  # noqa: ANN401 - whatever YAML holds
+    """Return the list or mapping that an argument spells out, any other text as it is."""
+    if not value.lstrip().startswith(("{", "[")):
+        return value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"Expected YAML, got {value!r}: {one_line(error)}") from error
 
 
 def _note_lines(node: yaml.Node, keys: Keys, lines: dict[Keys, int], path: Path) -> None:
