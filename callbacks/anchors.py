@@ -9,7 +9,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trace_pl.credit.anchor_states import anchor_state_advantages, observed_states
+from trace_pl.credit.anchor_states import (
+    EqualStates,
+    StateMatch,
+    anchor_state_advantages,
+    observed_states,
+)
 from trace_pl.credit.anchoring import anchored_turn_rewards, token_advantages
 from trace_pl.credit.outcomes import OutcomeBaseline, StandardisedOutcome
 from trace_pl.credit.stages import Anchor
@@ -111,6 +116,9 @@ class AnchorStates(Anchor):
         outcome_weight: Weight of the outcome advantage on every sampled token.
         step_weight: omega, weight of the step advantage on the tokens of its turn.
         discount: gamma of the outcome from one turn to the one before, in 0 .. 1.
+        match: which states count as the same; equal ones when None.
+        outcome: how rewards, and the outcomes of a state, are compared; standardised when None.
+            ``CentredOutcome`` is the form that divides by 1.
 
     Raises:
         ConfigError: if a number is out of range.
@@ -119,7 +127,12 @@ class AnchorStates(Anchor):
     needs_turn_credit: ClassVar[bool] = False
 
     def __init__(
-        self, outcome_weight: float = 1.0, step_weight: float = 1.0, discount: float = 0.95
+        self,
+        outcome_weight: float = 1.0,
+        step_weight: float = 1.0,
+        discount: float = 0.95,
+        match: StateMatch | None = None,
+        outcome: OutcomeBaseline | None = None,
     ) -> None:
         _require_weight("outcome_weight", outcome_weight)
         _require_weight("step_weight", step_weight)
@@ -127,6 +140,8 @@ class AnchorStates(Anchor):
         self.outcome_weight = outcome_weight
         self.step_weight = step_weight
         self.discount = discount
+        self.match: StateMatch = match or EqualStates()
+        self.outcome: OutcomeBaseline = outcome or StandardisedOutcome()
 
     def anchor(
         self,
@@ -139,8 +154,9 @@ class AnchorStates(Anchor):
             observed_states(rollout, ends)
             for rollout, ends in zip(group.rollouts, boundaries, strict=True)
         ]
-        steps = anchor_state_advantages(states, group.rewards, self.discount)
-        outcomes = StandardisedOutcome()(group.rewards)
+        rewards = group.rewards
+        steps = anchor_state_advantages(states, rewards, self.discount, self.match, self.outcome)
+        outcomes = self.outcome(rewards)
         return _spread(group, boundaries, steps, outcomes, self.outcome_weight, self.step_weight)
 
 

@@ -1,13 +1,20 @@
 import random
 import statistics
+from difflib import SequenceMatcher
 
 import pytest
 import torch
 from builders import group, rollout
 
 from callbacks import AnchorStates
-from trace_pl.credit.anchor_states import anchor_state_advantages, observed_states
+from trace_pl.credit.anchor_states import (
+    SimilarStates,
+    anchor_state_advantages,
+    observed_states,
+)
 from trace_pl.credit.boundaries import tool_call_boundaries
+from trace_pl.credit.outcomes import CentredOutcome, centred_rewards
+from trace_pl.errors import ConfigError
 from trace_pl.types import TokenKind, TurnCredit
 
 
@@ -29,6 +36,75 @@ def test_a_detour_is_worth_less_than_the_straight_way_from_the_same_state():
     expected = [(value - mean) / deviation for value in values]
     assert detour.tolist() == pytest.approx([-1.0, expected[0], expected[1]], abs=1e-6)
     assert straight.tolist() == pytest.approx([1.0, expected[2]], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "parts"),
+    # 9 of 10 tokens in order are 2 * 9 / 20 = .9 of both; 8 of 10 are .8.
+    [(1.0, [[0, 4], [1], [2], [3]]), (0.9, [[0, 1, 4], [2], [3]]), (0.8, [[0, 1, 2, 4], [3]])],
+)
+def test_states_are_similar_by_the_share_of_tokens_that_they_have_in_common(threshold, parts):
+    states = ["abcdefghij", "abcdefghiX", "abcdXXghij", "jihgfedcba", "abcdefghij"]
+    assert SimilarStates(threshold).clusters(states) == parts
+
+
+def test_a_state_joins_the_first_part_whose_first_state_it_resembles():
+    # The third resembles the second and not the first; the second has joined the first already.
+    states = ["abcdefghij", "abcdefghiX", "abcdefghXX"]
+    assert SimilarStates(0.9).clusters(states) == [[0, 1], [2]]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_similar_states_agree_with_plain_ratios_on_long_random_pages(seed):
+    rng = random.Random(seed)
+    pages = [[rng.randrange(20) for _ in range(300)] for _ in range(3)]
+    states = []
+    for _ in range(20):
+        page = list(rng.choice(pages))
+        for _ in range(rng.choice([0, 5, 40, 150])):
+            page[rng.randrange(len(page))] = rng.randrange(20)
+        states.append(tuple(page))
+    found = []
+    for position, state in enumerate(states):
+        for part in found:
+            if SequenceMatcher(None, states[part[0]], state, autojunk=False).ratio() >= 0.9:
+                part.append(position)
+                break
+        else:
+            found.append([position])
+    assert SimilarStates().clusters(states) == found
+    assert 3 < len(found) < 20
+
+
+@pytest.mark.parametrize("threshold", [0.0, -0.5, 1.5, float("nan")])
+def test_an_impossible_threshold_is_refused(threshold):
+    with pytest.raises(ConfigError, match="threshold above 0"):
+        SimilarStates(threshold)
+
+
+def test_the_same_page_with_other_words_around_it_is_one_state():
+    """Q is .5 to the turns left: .5, .25 and .5 of rewards 1, 1 and 0."""
+    states = [["start", "page one of ten"], ["start", "page one of two"], ["start", "elsewhere"]]
+    rewards = torch.tensor([1.0, 0.0, 1.0])
+    rows = anchor_state_advantages(states, rewards, 0.5, SimilarStates(0.7), centred_rewards)
+    # From 'start' .25, 0 and .25: mean 1/6. From the page .5 and 0: mean .25. Elsewhere alone.
+    assert [row.tolist() for row in rows] == [
+        pytest.approx([1 / 12, 0.25]),
+        pytest.approx([-1 / 6, -0.25]),
+        pytest.approx([1 / 12, 0.0]),
+    ]
+
+
+def test_the_form_that_divides_by_1_keeps_the_size_of_a_difference():
+    states, rewards = [["start"], ["start"], ["start"]], torch.tensor([1.0, 0.0, 0.0])
+    (first, second, third) = anchor_state_advantages(states, rewards, 0.5, compare=centred_rewards)
+    # Q = .5, 0, 0; their mean is 1/6.
+    assert [first.item(), second.item(), third.item()] == pytest.approx([1 / 3, -1 / 6, -1 / 6])
+    asked = group([1.0, 0.0, 0.0])
+    boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
+    credits = [TurnCredit(item.id, torch.zeros(item.num_turns)) for item in asked.rollouts]
+    results = AnchorStates(outcome=CentredOutcome()).anchor(asked, boundaries, credits)
+    assert [r.outcome_advantage for r in results] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
 
 
 def test_ragged_groups_agree_with_a_slow_oracle():

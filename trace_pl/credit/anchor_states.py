@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 import torch
 from torch import Tensor
 
 from trace_pl.credit.anchoring import checked_rewards, group_outcome_advantages
+from trace_pl.errors import ConfigError
 from trace_pl.types import Boundaries, Rollout, TokenKind
 
 
@@ -27,9 +30,89 @@ def observed_states(rollout: Rollout, boundaries: Boundaries) -> list[tuple[int,
     return states
 
 
+class StateMatch(ABC):
+    """Says which states of a group count as one."""
+
+    @abstractmethod
+    def clusters(self, states: Sequence[Sequence[Hashable]]) -> list[list[int]]:
+        """Return the positions of ``states`` in parts, each of states that count as one."""
+
+
+@dataclass(frozen=True, slots=True)
+class EqualStates(StateMatch):
+    """States count as one if the policy saw the very same tokens."""
+
+    def clusters(self, states: Sequence[Sequence[Hashable]]) -> list[list[int]]:
+        """Return the positions of equal states together."""
+        found: dict[Sequence[Hashable], list[int]] = {}
+        for position, state in enumerate(states):
+            found.setdefault(state, []).append(position)
+        return list(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarStates(StateMatch):
+    """States count as one if they are as similar as ``difflib`` finds, as in GiGPO's search agent.
+
+    A state joins the first part whose first state it resembles, in the order of rollouts and turns:
+
+        ratio = 2 M / (a + b)       a and b the lengths, M the tokens in matching blocks
+
+    Deviation: tokens are compared; the authors compare characters, which takes far longer.
+
+    Args:
+        threshold: Least ratio, above 0 and at most 1.
+
+    Raises:
+        ConfigError: if it is out of range.
+    """
+
+    threshold: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.threshold <= 1.0:
+            raise ConfigError(
+                f"Expected a threshold above 0 and at most 1, got {self.threshold}. Change "
+                "`credit.anchor.init_args.match.init_args.threshold`; GiGPO's search agent has 0.9."
+            )
+
+    def clusters(self, states: Sequence[Sequence[Hashable]]) -> list[list[int]]:
+        """Return the positions of similar states together."""
+        found: list[list[int]] = []
+        firsts: list[Sequence[Hashable]] = []
+        for position, state in enumerate(states):
+            # It prepares the second sequence, and that is compared to many.
+            matcher: SequenceMatcher[Hashable] = SequenceMatcher(None, (), state, autojunk=False)
+            for first, part in zip(firsts, found, strict=True):
+                if self._is_similar(matcher, first, state):
+                    part.append(position)
+                    break
+            else:
+                firsts.append(state)
+                found.append([position])
+        return found
+
+    def _is_similar(
+        self,
+        matcher: SequenceMatcher[Hashable],
+        first: Sequence[Hashable],
+        state: Sequence[Hashable],
+    ) -> bool:
+        if first == state:
+            return True
+        matcher.set_seq1(first)
+        # The first two are upper bounds of the third, and much cheaper.
+        bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
+        return all(bound() >= self.threshold for bound in bounds)
+
+
 @torch.no_grad()
 def anchor_state_advantages(
-    states: Sequence[Sequence[Hashable]], rewards: Tensor, discount: float = 0.95
+    states: Sequence[Sequence[Sequence[Hashable]]],
+    rewards: Tensor,
+    discount: float = 0.95,
+    match: StateMatch | None = None,
+    compare: Callable[[Tensor], Tensor] = group_outcome_advantages,
 ) -> list[Tensor]:
     """Return how much better each turn's discounted outcome is than that of its anchor state.
 
@@ -37,14 +120,19 @@ def anchor_state_advantages(
     outcome, given to the answer that follows the last turn:
 
         Q_ik = gamma^(N_i - k) * R_i
-        A_ik = (Q_ik - mean) / std      over all turns of the group that start in the state of ik
+        A_ik = (Q_ik - mean) / F        over all turns of the group that start in the state of ik
 
-    and 0 where the state was met once or all its Q are equal.
+    and 0 where the state was met once or all its Q are equal. F is the standard deviation, or 1:
+    ``compare`` says which.
+
+    Deviation: the authors' code divides by the deviation of a sample; here it is that of the group.
 
     Args:
-        states: for each of G rollouts its N states, equal where the policy saw the same.
+        states: for each of G rollouts its N states, each a sequence of what was seen.
         rewards: (G,) outcome rewards.
         discount: gamma, in 0 .. 1.
+        match: which states count as one; equal ones when None.
+        compare: from the (M,) Q of one state to M advantages.
 
     Returns:
         For each rollout (N,) step advantages, in the dtype of the rewards.
@@ -53,16 +141,12 @@ def anchor_state_advantages(
         CreditError: if a reward is not finite.
     """
     checked_rewards(rewards)
-    met: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
-    advantages = []
-    for i, visited in enumerate(states):
-        advantages.append(rewards.new_zeros(len(visited)))
-        for k, state in enumerate(visited):
-            met[state].append((i, k))
-    for places in met.values():
-        outcomes = [rewards[i] * discount ** (len(states[i]) - k) for i, k in places]
-        for (i, k), advantage in zip(
-            places, group_outcome_advantages(torch.stack(outcomes)), strict=True
-        ):
+    advantages = [rewards.new_zeros(len(visited)) for visited in states]
+    places = [(i, k) for i, visited in enumerate(states) for k in range(len(visited))]
+    parts = (match or EqualStates()).clusters([states[i][k] for i, k in places])
+    for part in parts:
+        met = [places[position] for position in part]
+        outcomes = [rewards[i] * discount ** (len(states[i]) - k) for i, k in met]
+        for (i, k), advantage in zip(met, compare(torch.stack(outcomes)), strict=True):
             advantages[i][k] = advantage
     return advantages
