@@ -36,6 +36,7 @@ class Minibatch:
         num_rollouts: float,
         is_on_policy: bool = True,
         experts_BTNK: Tensor | None = None,
+        token_limit: float = 1.0,
     ) -> None:
         """Hold the tensors; ``old_logprobs_BT`` None means "the current policy, detached"."""
         self.rollout_ids = tuple(rollout_ids)
@@ -48,6 +49,7 @@ class Minibatch:
         self.num_rollouts = num_rollouts
         self.is_on_policy = is_on_policy
         self.experts_BTNK = experts_BTNK
+        self.token_limit = token_limit
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Minibatch:
         """Return a copy on ``device``, every dtype kept."""
@@ -67,6 +69,7 @@ class Minibatch:
             self.num_rollouts,
             self.is_on_policy,
             None if experts is None else move(experts),
+            self.token_limit,
         )
 
 
@@ -80,12 +83,14 @@ class BatchPlan:
         tokens_per_forward: Most tokens of one forward and backward pass, which bounds its memory; a
             longer rollout goes alone.
         seed: Shuffles rows, with the epoch's number.
+        token_limit: Most tokens of a rollout; a loss may divide by it.
     """
 
     num_steps: int = 1
     num_passes: int = 1
     tokens_per_forward: int = 16_384
     seed: int = 0
+    token_limit: int = 49_152
 
     @property
     def takes_one_step(self) -> bool:
@@ -232,6 +237,7 @@ class RolloutBuffer(IterableDataset[Minibatch]):
             num_rollouts=num_rollouts or 1.0,
             is_on_policy=self.is_on_policy,
             experts_BTNK=_pad_experts(part),
+            token_limit=float(self.plan.token_limit),
         )
 
     def _advantage(self, rollout: Rollout) -> Tensor:

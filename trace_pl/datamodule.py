@@ -134,8 +134,9 @@ class RolloutDataModule(lightning.LightningDataModule):
         self.group_size = group_size
         self.questions_per_epoch = questions_per_epoch
         self.extra_questions = extra_questions
-        self.plan = BatchPlan(num_steps, num_passes, tokens_per_forward, seed)
         self.limits = limits or AgentLimits()
+        longest = self.limits.max_trajectory_tokens
+        self.plan = BatchPlan(num_steps, num_passes, tokens_per_forward, seed, longest)
         self.call_format = call_format or HermesFormat()
         self.answer_format = answer_format or AnswerTags()
         self.reward = reward or ExactMatchReward()

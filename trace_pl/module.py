@@ -275,6 +275,7 @@ class TraceModule(lightning.LightningModule):
                 batch.num_rollouts,
                 self._reference_logprobs(batch) if self.loss.needs_reference else None,
                 batch.is_on_policy,
+                batch.token_limit,
             )
         )
         add_mismatch(self._metrics, old, batch.sampler_logprobs_BT, batch.mask_BT)

@@ -26,6 +26,9 @@ OVERLAYS = sorted(
 ABLATIONS = [path for path in OVERLAYS if path.parent.name == "ablations"]
 MIXTURE = "Qwen/Qwen3-30B-A3B-Thinking-2507"
 NO_REFERENCE = {"grpo", "dr_grpo", "rloo", "gspo", "gigpo", "no_prober", "policy_prober", "lora"}
+NUM_STEPS = {"clip_higher": 4, "gspo": 4, "sequence_clip": 4, "importance_weights": 1}
+"""What an ablation of the loss acts on: ratios that left 1, or rows that are on-policy."""
+
 every_run = pytest.mark.parametrize("run", RUNS, ids=lambda path: path.stem)
 
 
@@ -119,14 +122,16 @@ def assert_plan_and_run_agree_on_the_reference(path, config):
 
 
 @pytest.mark.parametrize("path", ABLATIONS, ids=lambda path: path.stem)
-def test_an_ablation_names_one_slot(path):
+def test_an_ablation_names_one_slot_and_the_steps_that_it_needs(path):
     named = {
         f"{section}.{slot}"
         for section, slots in yaml.safe_load(path.read_text()).items()
         for slot in slots
     }
-    # GSPO is outcome-only credit and a loss of its own.
-    assert len(named) == (2 if path.stem == "gspo" else 1)
+    assert ("data.num_steps" in named) == (path.stem in NUM_STEPS)
+    # Two baselines are outcome-only credit and a loss of their own.
+    slots = named - {"data.num_steps"}
+    assert len(slots) == (2 if path.stem in ("gspo", "dr_grpo") else 1)
 
 
 @every_run

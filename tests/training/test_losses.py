@@ -6,10 +6,12 @@ import torch
 
 from trace_pl.errors import ConfigError
 from trace_pl.losses import (
+    ConstantLength,
     KLPenalty,
     LossInputs,
     SequenceClip,
     TokenClip,
+    TokenMean,
     TrajectoryMean,
     TruncatedSequenceWeights,
     TruncatedTokenWeights,
@@ -97,6 +99,34 @@ def test_trajectory_mean_weighs_rollouts_and_token_mean_weighs_tokens():
     torch.testing.assert_close(TokenClip()(inputs).loss.item(), -(4 * 1.0 + 3.0) / 5, **EXACT)
     by_rollout = TokenClip(normaliser=TrajectoryMean())(inputs).loss
     torch.testing.assert_close(by_rollout.item(), -(1.0 + 3.0) / 2, **EXACT)
+
+
+def test_a_constant_length_divides_by_what_a_rollout_may_have_and_not_by_what_it_has():
+    """Dr. GRPO: (1/G) sum_i sum_t A_i over a constant of 10, with A = R - mean(R), R = 1 and 0."""
+    mask = [[True, True, True, True], [True, False, False, False]]
+    new, inputs = given([[1.0] * 4] * 2, [[0.5] * 4, [-0.5] * 4], mask=mask)
+    loss = TokenClip(normaliser=ConstantLength())(replace(inputs, token_limit=10.0)).loss
+    loss.backward()
+    torch.testing.assert_close(loss.item(), -(4 * 0.5 - 1 * 0.5) / 2 / 10, **EXACT)
+    assert new.grad is not None
+    expected = [[-0.025] * 4, [0.025, 0.0, 0.0, 0.0]]
+    torch.testing.assert_close(new.grad, torch.tensor(expected, dtype=torch.float64), **EXACT)
+
+
+@pytest.mark.parametrize("normaliser", [TokenMean(), TrajectoryMean(), ConstantLength()])
+def test_two_ranks_give_the_mean_gradient_of_one_batch(normaliser):
+    mask = [[True, True, True, True], [True, False, False, False]]
+    ratio, advantages = [[1.1, 0.9, 1.0, 1.2], [0.8] * 4], [[0.5] * 4, [-0.5] * 4]
+    loss = TokenClip(normaliser=normaliser)
+    whole, inputs = given(ratio, advantages, mask=mask)
+    loss(replace(inputs, token_limit=10.0)).loss.backward()
+    ranks = []
+    for row in range(2):  # counts are those of all ranks, divided by their number
+        part, alone = given(ratio[row : row + 1], advantages[row : row + 1], mask[row : row + 1])
+        counts = {"num_loss_tokens": 5.0 / 2, "num_rollouts": 2.0 / 2, "token_limit": 10.0}
+        loss(replace(alone, **counts)).loss.backward()
+        ranks.append(part.grad / 2)
+    torch.testing.assert_close(torch.cat(ranks), whole.grad, **EXACT)
 
 
 def test_a_row_without_sampled_tokens_adds_nothing_to_a_trajectory_mean():

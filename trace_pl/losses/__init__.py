@@ -13,10 +13,11 @@ from trace_pl.losses.corrections import (
 )
 from trace_pl.losses.inputs import LossInputs, LossOutputs, PolicyLoss
 from trace_pl.losses.kl import KLPenalty
-from trace_pl.losses.normalisers import Normaliser, TokenMean, TrajectoryMean
+from trace_pl.losses.normalisers import ConstantLength, Normaliser, TokenMean, TrajectoryMean
 
 __all__ = [
     "ClippedLoss",
+    "ConstantLength",
     "ImportanceCorrection",
     "KLPenalty",
     "LossInputs",

@@ -21,13 +21,13 @@ class ClippedLoss(ABC):
 
         loss = -sum_it w_it c_it min(r_it A_it, clip(r_it, 1 - clip_low, 1 + clip_high) A_it)
 
-    with w the weights of the mean, c the correction for the sampler (1 without one), and r the
+    with w the normaliser's weights, c the correction for the sampler (1 without one), and r the
     ratio of the policy to what it was, which each child defines.
 
     Args:
         clip_low: How far the ratio may fall below 1.
         clip_high: How far the ratio may rise above 1.
-        normaliser: The mean over the global batch.
+        normaliser: What a token weighs in the global batch.
         correction: Importance weights between the policy that sampled and the one at the start of
             the epoch; None for none. The default weighs only what is not strictly on-policy.
         kl: Penalty for leaving the reference; None for none.
@@ -95,7 +95,7 @@ class ClippedLoss(ABC):
 
 @dataclass(frozen=True)
 class TokenClip(ClippedLoss):
-    """The surrogate of GRPO and TRACE (arXiv 2607.13988, Sec. 5), one ratio for each token.
+    """The surrogate of GRPO, which TRACE takes over (arXiv 2607.13988): a ratio for each token.
 
     Implements
 

@@ -29,6 +29,8 @@ class LossInputs:
     """Log-probs of the frozen reference; given to a loss that ``needs_reference``."""
     is_on_policy: bool = False
     """Whether the policy being trained is, but for rounding, the one that sampled."""
+    token_limit: float = 1.0
+    """Most tokens that a rollout of this run may have."""
 
 
 @dataclass(frozen=True, eq=False)

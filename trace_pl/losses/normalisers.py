@@ -12,11 +12,14 @@ from trace_pl.losses.inputs import LossInputs
 
 
 class Normaliser(ABC):
-    """Gives the weights of a mean over the global batch."""
+    """Gives the weights of a sum over the global batch."""
 
     @abstractmethod
     def weights(self, inputs: LossInputs) -> Tensor:
-        """Return (B, 1) weights; over the sampled tokens of the global batch they add up to 1."""
+        """Return the (B, 1) weight of each sampled token of a row.
+
+        It is that of the global batch, so that micro-batches and ranks add up.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +45,22 @@ class TrajectoryMean(Normaliser):
         """Return 1 / (R n_i) for each row; a row without sampled tokens has nothing to weigh."""
         num_tokens_B1 = inputs.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
         return 1.0 / (inputs.num_rollouts * num_tokens_B1.to(inputs.advantages_BT.dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantLength(Normaliser):
+    """Every token weighs the same whatever the lengths of the batch: the divisor of Dr. GRPO.
+
+    Implements the objective of Dr. GRPO (arXiv 2503.20783), where dividing by the length of a
+    response would favour long wrong ones, and by the tokens of the batch short batches:
+
+        w_it = 1 / (R L)    R rollouts in the global batch, L the most tokens that one may have
+
+    Deviation: L bounds one response there; here ``data.limits.max_trajectory_tokens``, which bounds
+    what is sampled in all turns together.
+    """
+
+    def weights(self, inputs: LossInputs) -> Tensor:
+        """Return 1 / (R L) for each row."""
+        divisor = inputs.num_rollouts * inputs.token_limit
+        return torch.full_like(inputs.advantages_BT[:, :1], 1.0 / divisor)

@@ -141,7 +141,7 @@ def _training(config: Namespace, sharding: Sharding) -> Training:
     model, data, credit = config["model"], config["data"], config["credit"]
     anchor = resolve_name(credit["anchor"]["class_path"])
     reader = reader_of(resolve_name(credit["prober"]["class_path"]), anchor)
-    has_kl = _loss(model["loss"]).needs_reference
+    has_kl = build_loss(model["loss"]).needs_reference
     is_read = has_kl or reader == "reference"
     names = model["reference_name"], model["model_name"]
     return Training(
@@ -157,7 +157,7 @@ def _training(config: Namespace, sharding: Sharding) -> Training:
     )
 
 
-def _loss(slot: Namespace | None) -> PolicyLoss:
+def build_loss(slot: Namespace | None) -> PolicyLoss:
     """Build the loss, a handful of numbers, to ask what it reads."""
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--loss", type=PolicyLoss | None)

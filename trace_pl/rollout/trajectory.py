@@ -17,7 +17,7 @@ from trace_pl.types import Question, StopReason, TokenKind, ToolCall, ToolResult
 
 @dataclass(frozen=True, slots=True)
 class AgentLimits:
-    """Bounds of one rollout; the defaults are those of the paper's training runs (Sec. 6)."""
+    """Bounds of one rollout; the defaults are those of the paper's training runs."""
 
     max_turns: int = 60
     """Tool turns; after the last one the policy may still answer."""
