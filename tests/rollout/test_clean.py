@@ -11,6 +11,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from callbacks.rollout_samples import render_rollout
 from callbacks.rollout_writer import rollout_record
+from trace_pl.errors import RolloutError
 from trace_pl.rollout.agent import AgentLimits
 from trace_pl.rollout.clean import UnsafeCall, clean_call, clean_result
 from trace_pl.types import Question, ToolCall, ToolResult
@@ -64,6 +65,15 @@ def test_the_text_of_a_rollout_with_half_an_emoji_reaches_tensorboard(tmp_path):
         writer.add_text("rollout/0", render_rollout(rollout, TEMPLATE.decode, [0.0]), 0)
     events = EventAccumulator(str(tmp_path)).Reload()
     assert events.Tensors("rollout/0/text_summary")
+
+
+@pytest.mark.parametrize(
+    ("result", "got"),
+    [("a page", "'a page'"), (None, "None"), (ToolResult(None), "one with None")],
+)
+def test_a_tool_that_gives_no_result_has_failed_and_is_named(result, got):
+    with pytest.raises(RolloutError, match=f"with a text from tool 'search', got {got}"):
+        run_one([called("search", {"query": "x"})] * 3, tools=lambda *_: result)
 
 
 def test_the_tool_is_given_what_the_record_says():

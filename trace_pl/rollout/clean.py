@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trace_pl.data.records import clean_text
+from trace_pl.errors import RolloutError
 from trace_pl.types import ToolCall, ToolResult
 
 _MAX_DEPTH = 32
@@ -31,6 +32,18 @@ def clean_call(call: ToolCall) -> ToolCall:
     if not name:
         raise UnsafeCall('the tool call needs a text as "name".')
     return ToolCall(name, _clean_object(call.arguments, 1))
+
+
+def require_result(result: object, tool: str) -> ToolResult:
+    """Return what a tool gave back if it is a result.
+
+    Raises:
+        RolloutError: if it is anything else, which is a fault of the tool and not of the policy.
+    """
+    if not isinstance(result, ToolResult) or not isinstance(result.text, str):
+        got = f"one with {result.text!r}" if isinstance(result, ToolResult) else repr(result)
+        raise RolloutError(f"Expected a ToolResult with a text from tool '{tool}', got {got[:80]}.")
+    return result
 
 
 def clean_result(result: ToolResult) -> ToolResult:

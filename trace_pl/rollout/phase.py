@@ -11,6 +11,7 @@ from itertools import count
 from trace_pl.data.records import clean_text
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.call_runner import CallOutcome, CallRunner
+from trace_pl.rollout.clean import require_result
 from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from trace_pl.rollout.grading import Grader, require_grade
 from trace_pl.rollout.protocols import RolloutCounts, Toolbox
@@ -171,7 +172,9 @@ class RolloutPhase:
         else:
             call, session = decision.call, trajectory.session
             self._acting[completion.request_id] = (trajectory, call, decision.note)
-            self.tools.submit(completion.request_id, lambda: session.call(call))
+            self.tools.submit(
+                completion.request_id, lambda: require_result(session.call(call), call.name)
+            )
 
     def _on_tool(self, outcome: CallOutcome[ToolResult]) -> None:
         """Take a tool's result in, or begin the rollout anew if the tool's service failed."""
