@@ -105,7 +105,10 @@ class RunRecord(SaveConfigCallback):
             self.accept(checkpoint, "that is loaded")
 
     def accept(self, saved: Mapping[str, Any], where: object) -> list[Change]:
-        """Note and return in what this run differs from a checkpoint's, as was asked for by name.
+        """Note and return in what this run differs from a checkpoint's.
+
+        What only one of them knows was not set by anybody else; all other differences have to be
+        asked for by name.
 
         Raises:
             ConfigError: if it differs otherwise.
@@ -113,9 +116,10 @@ class RunRecord(SaveConfigCallback):
         if "run" not in saved:
             return []
         changes = differences(saved["run"]["settings"], self.identity)
-        refused = [change for change in changes if not change.is_named_by(self.named)]
+        real = [change for change in changes if not change.is_one_sided]
+        refused = [change for change in real if not change.is_named_by(self.named)]
         if refused:
-            slots = ",".join(dict.fromkeys(change.slot for change in changes))
+            slots = ",".join(dict.fromkeys(change.slot for change in real))
             raise ConfigError(
                 f"Expected the settings of the checkpoint {where}, got {describe(refused)}. Leave "
                 "--ckpt_path out for a new run, or go on with other settings by "

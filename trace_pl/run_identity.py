@@ -25,6 +25,8 @@ _FREE = (
     "data.limits.tool_timeout_s",
     "data.limits.tool_retries",
     "data.limits.max_seconds",
+    "data.limits.reward_timeout_s",
+    "data.limits.reward_retries",
     "data.engine",
 )
 _SAMPLING = tuple(f"data.engine.init_args.{name}" for name in ("temperature", "top_p", "seed"))
@@ -40,6 +42,8 @@ class Change:
     key: str
     before: Any
     after: Any
+    is_one_sided: bool = False
+    """Whether one of the two knows no such setting at all, as after an update of the program."""
 
     def __str__(self) -> str:
         """Return the key with both values."""
@@ -87,12 +91,12 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Change]:
     """Return what differs between two identities, in the order of ``after``.
 
-    A setting that one of them lacks counts as null. Of another class its name alone is told, not
-    the arguments that belong to it.
+    Null and a setting that is not there count as the same. Of another class its name alone is told,
+    not the arguments that belong to it.
     """
     keys = dict.fromkeys([*after, *before])
     changed = [
-        Change(key, before.get(key), after.get(key))
+        Change(key, before.get(key), after.get(key), _lacks(before, key) or _lacks(after, key))
         for key in keys
         if before.get(key) != after.get(key)
     ]
@@ -106,6 +110,11 @@ def describe(changes: Sequence[Change]) -> str:
     words = "; ".join(map(str, changes[:_MOST_NAMED]))
     more = len(changes) - _MOST_NAMED
     return f"{words}; and {more} more" if more > 0 else words
+
+
+def _lacks(settings: Mapping[str, Any], key: str) -> bool:
+    """Whether there is no such setting; below a null there is one, which was left out."""
+    return not any(_is_below(key, [name]) or _is_below(name, [key]) for name in settings)
 
 
 def _is_below(key: str, names: Iterable[str]) -> bool:

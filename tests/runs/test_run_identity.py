@@ -97,10 +97,12 @@ def test_a_class_where_there_was_none_is_a_change_and_so_is_the_reverse():
     assert [(change.before, change.after) for change in back] == [("losses.SequenceClip", None)]
 
 
-def test_a_setting_that_only_one_version_knows_counts_as_null():
+def test_a_setting_that_only_one_version_of_the_program_knows_is_told_apart():
     assert differences({"a": 1}, {"a": 1, "new": None}) == []
-    assert differences({"a": 1}, {"a": 1, "new": 2}) == [Change("new", None, 2)]
-    assert differences({"a": 1, "old": 2}, {"a": 1}) == [Change("old", 2, None)]
+    assert differences({"a": 1}, {"a": 1, "new": 2}) == [Change("new", None, 2, True)]
+    assert differences({"a": 1, "old": 2}, {"a": 1}) == [Change("old", 2, None, True)]
+    assert differences({"a": None}, {"a.b": 2}) == [Change("a.b", None, 2, False)]
+    assert differences({"a": {}}, {"a.b": 2})[1:] == [Change("a", {}, None, False)]
 
 
 @pytest.mark.parametrize(
