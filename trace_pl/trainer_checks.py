@@ -23,9 +23,9 @@ def _is_whole(value: object) -> bool:
     return value is None or (isinstance(value, float) and value == 1.0)
 
 
-def _is_none_or_all(value: Any) -> bool:  # noqa: ANN401  (whatever the parser takes)
+def _is_all(value: object) -> bool:
     # All questions are one batch, so that any whole number above 0 means all of them as well.
-    return value is None or value in (0, 1.0) or isinstance(value, int)
+    return _is_whole(value) or (isinstance(value, int) and value > 0)
 
 
 _RULES = (
@@ -73,24 +73,23 @@ _RULES = (
     ),
     _Rule(
         "limit_val_batches",
-        _is_none_or_all,
+        lambda value: value == 0 or _is_all(value),
         "0, 1.0 or a whole number",
         "All questions are one batch; set data.evaluation_questions.",
-        ("fit", "validate"),
     ),
-    _Rule(
-        "limit_test_batches",
-        _is_none_or_all,
-        "1.0 or a whole number",
-        "All questions are one batch; set data.test_questions.",
-        ("test",),
-    ),
-    _Rule(
-        "limit_predict_batches",
-        _is_none_or_all,
-        "1.0 or a whole number",
-        "All questions are one batch; set data.test_questions.",
-        ("predict",),
+    *(
+        _Rule(
+            f"limit_{batches}_batches",
+            _is_all,
+            "1.0 or a whole number above 0",
+            f"All questions are one batch; set data.{questions}.",
+            (command,),
+        )
+        for command, batches, questions in (
+            ("validate", "val", "evaluation_questions"),
+            ("test", "test", "test_questions"),
+            ("predict", "predict", "test_questions"),
+        )
     ),
 )
 

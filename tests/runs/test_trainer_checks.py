@@ -22,6 +22,8 @@ REFUSED = [
     ("validate", "limit_val_batches", 0.5, "data.evaluation_questions"),
     ("test", "limit_test_batches", 0.5, "data.test_questions"),
     ("predict", "limit_predict_batches", 0.5, "data.test_questions"),
+    ("validate", "limit_val_batches", 0, "data.evaluation_questions"),
+    ("test", "limit_test_batches", 0.0, "data.test_questions"),
 ]
 
 ALLOWED = [
@@ -37,7 +39,9 @@ ALLOWED = [
     ("fit", "precision", "bf16-mixed"),
     ("fit", "max_epochs", -1),
     ("validate", "limit_train_batches", 0.5),
+    ("validate", "limit_val_batches", 1.0),
     ("test", "limit_test_batches", None),
+    ("predict", "limit_predict_batches", 2),
 ]
 
 
