@@ -146,8 +146,9 @@ A Qwen3 of {model.num_parameters():,} parameters with its own tokenizer and chat
 from nothing but the built-in closed web (`trace_pl/data/closed_web`): {recipe.num_transcripts:,}
 tool-use transcripts with wrong relations, wrong results and early ends on purpose.
 {recipe.permuted_share:.0%} walk webs of fresh names, so that it learns to copy from a page;
-{recipe.probed_share:.0%} are cut short and end with the gold answer, so that it knows early what
-can be known of an answer. Two of its heads start out as an induction circuit, which would take
+{recipe.probed_share:.0%} are cut short and end with the gold answer in the prober's own words, so
+that it knows early what can be known of an answer; runs that start from it are no test of learning
+without supervision. Two of its heads start out as an induction circuit, which would take
 longer to form than all this training (`architecture.py`). It has seen no chain of the train,
 validation or test questions. It is the starting point and the frozen reference of the quickstart,
 and good for nothing else.
