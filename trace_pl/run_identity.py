@@ -24,6 +24,8 @@ _FREE = (
     "data.parity_tolerance",
     "data.limits.tool_timeout_s",
     "data.limits.tool_retries",
+    "data.limits.reward_timeout_s",
+    "data.limits.reward_retries",
     "data.limits.max_seconds",
     "data.limits.reward_timeout_s",
     "data.limits.reward_retries",

@@ -73,6 +73,8 @@ def test_what_a_step_learns_makes_another_run(key, value):
         ("data.engine.init_args.max_num_seqs", 1),
         ("data.engine.class_path", "engines.HFEngine"),
         ("data.limits.tool_timeout_s", 60.0),
+        ("data.limits.reward_timeout_s", 5.0),
+        ("data.limits.reward_retries", 0),
         ("data.tokens_per_forward", 1),
         ("data.evaluation_questions", 1),
     ],

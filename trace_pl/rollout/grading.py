@@ -63,9 +63,9 @@ def require_grade(found: object, reward: str, rollout_id: str) -> Grade:
     """
     if not isinstance(found, Grade):
         raise RolloutError(
-            f"Expected a Grade from reward '{reward}' for rollout {rollout_id}, got {found!r}. "
-            "Return trace_pl.types.Grade(reward=..., is_correct=...): how much a rollout is worth "
-            "does not say whether its answer is right."
+            f"Expected a Grade from reward '{reward}' for rollout {rollout_id}, got "
+            f"{repr(found)[:80]}. Return trace_pl.types.Grade(reward=..., is_correct=...): how "
+            "much a rollout is worth does not say whether its answer is right."
         )
     if not isinstance(found.reward, Real) or not math.isfinite(found.reward):
         raise RolloutError(
