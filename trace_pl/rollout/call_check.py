@@ -19,7 +19,7 @@ _ID = "zqCALLqz1"  # of the only length that some templates accept
 def check_calls(template: ChatTemplate, call_format: ToolCallFormat) -> None:
     """Render one call by the template and read it with the format.
 
-    A policy writes calls as its template told it to, so a format that can not read them gives
+    A policy writes calls as its template told it to, so a format that cannot read them gives
     rollouts without a turn. There is nothing to check if the template does not describe tools, for
     then the format's own description stands in the system prompt, nor if it shows no calls.
 

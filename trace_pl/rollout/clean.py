@@ -19,7 +19,7 @@ _MAX_DEPTH = 32
 
 
 class UnsafeCall(Exception):
-    """A call that can not be written down as it was meant; the message is for the policy."""
+    """A call that cannot be written down as it was meant; the message is for the policy."""
 
 
 def clean_call(call: ToolCall) -> ToolCall:

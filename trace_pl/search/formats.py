@@ -20,7 +20,7 @@ class ParsedTurn:
     message: str | None = None
     """What a turn without a call says after its thinking: it ends the rollout."""
     error: str | None = None
-    """Why the turn can not be used, as a text for the policy."""
+    """Why the turn cannot be used, as a text for the policy."""
 
     @property
     def note(self) -> str:
@@ -153,7 +153,7 @@ def after_thinking(text: str, thinking_open: bool) -> str | None:
 
 
 def rejected(problem: MalformedCall) -> ParsedTurn:
-    """Return a turn that can not be used because of a call."""
+    """Return a turn that cannot be used because of a call."""
     return ParsedTurn(error=f"Error: {problem} Nothing was run.")
 
 
@@ -170,7 +170,7 @@ _SPACE = re.compile(r"\s*")
 
 
 class MalformedCall(Exception):
-    """A tool call that can not be read; the message is for the policy."""
+    """A tool call that cannot be read; the message is for the policy."""
 
 
 def _refuse_constant(name: str) -> NoReturn:
