@@ -54,7 +54,7 @@ def test_a_state_joins_the_first_part_whose_first_state_it_resembles():
     assert SimilarStates(0.9).clusters(states) == [[0, 1], [2]]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_similar_states_agree_with_plain_ratios_on_long_random_pages(seed):
     rng = random.Random(seed)
     pages = [[rng.randrange(20) for _ in range(300)] for _ in range(3)]
