@@ -12,6 +12,7 @@ from trace_pl.search.index import Bm25Index
 from trace_pl.search.stored_index import StoredBm25Index
 from trace_pl.search.tools import Browser
 
+FILE_TASK = "trace_pl.data.task.FileTask"
 PAGES = [{"id": f"d{n}", "title": f"Page {n}", "text": f"A tower of {n} floors."} for n in range(9)]
 
 
@@ -36,7 +37,7 @@ def files(tmp_path, monkeypatch) -> dict[str, str]:
 
 def from_yaml(path: Path, settings: dict) -> FileTask:
     """Make the task as the command line makes it."""
-    task = {"class_path": "trace_pl.data.task.FileTask", "init_args": settings}
+    task = {"class_path": FILE_TASK, "init_args": settings}
     path.write_text(yaml.safe_dump({"task": task}))
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
@@ -72,6 +73,12 @@ def test_a_class_without_settings_is_named_alone(tmp_path, files):
     settings = {**files, "index": "trace_pl.search.index.Bm25Index"}
     task = from_yaml(tmp_path / "run.yaml", settings)
     assert type(task.toolbox().index) is Bm25Index
+    guarded = {**settings, "browser.init_args.guard": "SeenWordsGuard"}
+    arguments = [f"--task.{name}={value}" for name, value in guarded.items()]
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--task", type=Task)
+    task = parser.instantiate(parser.parse_args([f"--task={FILE_TASK}", *arguments])).task
+    assert type(task.toolbox().guard) is SeenWordsGuard
     assert not (tmp_path / "cache").exists()
 
 

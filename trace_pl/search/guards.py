@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
 
 from trace_pl.search.analysis import analyse
 from trace_pl.search.corpus import Corpus
 
 
-class QueryGuard(Protocol):
+class QueryGuard(ABC):
     """Decides about a query before it is searched. One guard serves all rollouts: no state."""
 
+    @abstractmethod
     def objection(self, query: str, read: Sequence[str], corpus: Corpus) -> str | None:
         """Return why the query is refused, or None to let it pass.
 
@@ -24,7 +25,7 @@ class QueryGuard(Protocol):
         """
 
 
-class AllowAll:
+class AllowAll(QueryGuard):
     """Lets every query pass."""
 
     def objection(self, query: str, read: Sequence[str], corpus: Corpus) -> str | None:
@@ -32,7 +33,7 @@ class AllowAll:
         return None
 
 
-class SeenWordsGuard:
+class SeenWordsGuard(QueryGuard):
     """A name must have been read before it is searched.
 
     Without this a policy trained on a small closed corpus learns to jump to the pages it remembers.
