@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +125,8 @@ class RunRecord(SaveConfigCallback):
                 f"--resume_changes {slots}."
             )
         step = saved["global_step"]
-        self.changes = [*saved["run"]["changes"], *({"step": step, **asdict(c)} for c in changes)]
+        new = [{"step": step, "key": c.key, "before": c.before, "after": c.after} for c in changes]
+        self.changes = [*saved["run"]["changes"], *new]
         return changes
 
     def _header(self) -> str:
