@@ -12,7 +12,7 @@ from trace_pl.errors import ConfigError
 def write_atomically(path: Path, text: str) -> None:
     """Write text to a temporary name beside ``path``, then rename it into place.
 
-    A lone surrogate, which UTF-8 can not hold, becomes the escape that JSON has for it.
+    A lone surrogate, which UTF-8 cannot hold, becomes the escape that JSON has for it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -40,7 +40,7 @@ def require_writable(folder: Path, setting: str) -> None:
 
     Args:
         folder: Where something will be written.
-        setting: What to change if it can not.
+        setting: What to change if it cannot.
 
     Raises:
         ConfigError: if that fails.

@@ -83,7 +83,7 @@ def test_a_damaged_index_is_built_again(tmp_path, damage, caplog):
     (path,) = indexes(tmp_path)
     damage(path)
     assert stored(tmp_path).search("Arden tower", 3) == EXPECTED
-    assert f"The search index in '{path}' can not be used" in caplog.text
+    assert f"The search index in '{path}' cannot be used" in caplog.text
     caplog.clear()
     stored(tmp_path)
     assert caplog.text == ""

@@ -38,11 +38,11 @@ class StoredBm25Index(Bm25Index):
     Args:
         corpus: What to search.
         folder: Where the indexes of all corpora are kept. None means ``trace_pl/indexes`` in the
-            user's cache (``XDG_CACHE_HOME``, else ``~/.cache``), or where that can not be written a
+            user's cache (``XDG_CACHE_HOME``, else ``~/.cache``), or where that cannot be written a
             folder of the user for temporary files, or else memory.
 
     Raises:
-        ConfigError: if a folder that was named can not be used.
+        ConfigError: if a folder that was named cannot be used.
     """
 
     def __init__(self, corpus: Corpus, folder: str | None = None) -> None:
@@ -89,7 +89,7 @@ class StoredBm25Index(Bm25Index):
             problem = "files are missing, cut or of another index"
         except (OSError, ValueError, KeyError, TypeError) as error:
             problem = one_line(error)
-        logger.warning("The search index in '%s' can not be used: %s", path, problem)
+        logger.warning("The search index in '%s' cannot be used: %s", path, problem)
         return None
 
     def _store(self, path: Path, label: dict[str, Any]) -> tantivy.Index:
