@@ -13,7 +13,8 @@ from pathlib import Path
 import peft  # noqa: F401  (imported before the first number is taken)
 import torch
 
-from trace_pl.export import command
+import trace_pl.export  # noqa: F401  (the command imports it when it runs)
+from trace_pl.commands.export import command
 
 
 def anonymous_mib():
