@@ -359,6 +359,11 @@ def test_sampling_settings_without_a_distribution_are_refused(
         make_engine(str(tiny_model_dir), **settings)
 
 
+def test_an_engine_that_would_serve_no_request_is_refused(tiny_model_dir):
+    with pytest.raises(ConfigError, match="max_num_seqs of at least 1, got 0"):
+        HFEngine(str(tiny_model_dir), max_num_seqs=0)
+
+
 def test_a_missing_vllm_says_how_to_install_it(tiny_model_dir, monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ConfigError, match=r"pip install 'trace-pl\[vllm"):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, TopPLogitsWarper
 
-from trace_pl.errors import RolloutError
+from trace_pl.errors import ConfigError, RolloutError
 from trace_pl.experts import ChoiceRecorder
 from trace_pl.policy import load_model, sampled_logprobs
 from trace_pl.rollout.engine import (
@@ -43,7 +43,8 @@ class HFEngine(RolloutEngine):
             ``model.experts.replay``.
 
     Raises:
-        ConfigError: if the model can not be loaded, or the settings are no distribution.
+        ConfigError: if the model can not be loaded, the settings are no distribution, or a step
+            would serve no request.
     """
 
     def __init__(
@@ -57,6 +58,10 @@ class HFEngine(RolloutEngine):
         seed: int | None = None,
         record_experts: bool = False,
     ) -> None:
+        if max_num_seqs < 1:
+            raise ConfigError(
+                f"Expected data.engine.init_args.max_num_seqs of at least 1, got {max_num_seqs}."
+            )
         self.max_model_len = max_model_len
         self.record_experts = record_experts
         self.max_num_seqs = max_num_seqs
