@@ -103,7 +103,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         """Store settings; nothing heavy happens before :meth:`open`.
 
         Raises:
-            ConfigError: if a count is too small.
+            ConfigError: if a count or the tolerance is too small.
         """
         super().__init__()
         if group_size < 2:
@@ -111,7 +111,7 @@ class RolloutDataModule(lightning.LightningDataModule):
                 f"Expected data.group_size of at least 2, got {group_size}. The outcome advantage "
                 "compares rollouts of one question; the paper uses 8."
             )
-        counts = {
+        counts: dict[str, tuple[float | None, int]] = {
             "questions_per_epoch": (questions_per_epoch, 1),
             "num_steps": (num_steps, 1),
             "num_passes": (num_passes, 1),
@@ -119,6 +119,7 @@ class RolloutDataModule(lightning.LightningDataModule):
             "evaluation_questions": (evaluation_questions, 1),
             "test_questions": (test_questions, 1),
             "extra_questions": (extra_questions, 0),
+            "parity_tolerance": (parity_tolerance, 0),
         }
         for name, (value, least) in counts.items():
             if value is not None and value < least:

@@ -100,6 +100,17 @@ ARGUMENTS = [
     ("--data.reward NoSuch",
      f"Expected a Reward at `data.reward` {THERE}, got 'NoSuch', which does not exist. "
      "There are: trace_pl.data.rewards."),
+    ("--data.call_format XmlFormat",
+     f"Expected a ToolCallFormat at `data.call_format` {THERE}, got 'XmlFormat' alone. Did you "
+     "mean `trace_pl.search.xml_format.XmlFormat`? There are: trace_pl.search.formats."),
+    ("--data.reward my_rewards.of_answer",
+     f"Expected a Reward at `data.reward` {THERE}, got 'my_rewards.of_answer', which is no "
+     "Reward. There are: trace_pl.data.rewards.ExactMatchReward."),
+    ("--data.reward my_rewards.NUMBER",
+     f"Expected a Reward at `data.reward` {THERE}, got 'my_rewards.NUMBER', which is no Reward."),
+    ("--data.reward.init_args.format_bonus 0.1",
+     f"Expected `class_path` at `data.reward` {THERE}, got 'init_args'. There are: "
+     "trace_pl.data.rewards.ExactMatchReward."),
     ("--data.engine vllm",
      f"Expected a RolloutEngine at `data.engine` {THERE}, got 'vllm', which does not exist. "
      "There are: trace_pl."),
@@ -147,6 +158,7 @@ ARGUMENTS = [
      'Linked "data.model_name" must be given via "model.model_name". See `trace-pl fit --help`.'),
     ("--print_config=foo",
      'Invalid option "foo" for --print_config. See `trace-pl fit --help`.'),
+    ("--data.parity_tolerance -0.1", "Expected data.parity_tolerance of at least 0, got -0.1."),
     # what a machine can not do
     ("--trainer.accelerator cpu --trainer.strategy fsdp",
      "Expected settings that fit this machine and each other, got: The strategy `fsdp` requires a "
@@ -175,6 +187,7 @@ ARGUMENTS = [
 @pytest.mark.parametrize(("arguments", "line"), ARGUMENTS, ids=[given for given, _ in ARGUMENTS])
 def test_a_wrong_argument_is_one_line(cli, tmp_path, monkeypatch, arguments, line):
     (tmp_path / "broken_stages.py").write_text("raise RuntimeError('half\\nwritten')\n")
+    (tmp_path / "my_rewards.py").write_text("NUMBER = 3\ndef of_answer(answer): return 1.0\n")
     monkeypatch.syspath_prepend(tmp_path)
     said = complaint(
         cli, *(word.replace("_3", " 3").replace("_{", " {") for word in arguments.split())

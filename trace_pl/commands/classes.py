@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jsonargparse._typehints import get_protocol_members, implements_protocol, is_protocol
 
@@ -44,13 +44,27 @@ class Base:
     num_positional: int = 0
     """Arguments that the program gives and the config does not, such as an optimizer's params."""
 
+    @property
+    def is_protocol(self) -> bool:
+        """Whether anything with the right methods will do."""
+        return bool(is_protocol(self.kind))
+
     def takes(self, candidate: Any) -> bool:  # noqa: ANN401 - whatever a module holds
-        """Whether this slot can hold instances of a class."""
-        if not inspect.isclass(candidate):
-            return False
-        if is_protocol(self.kind):
+        """Whether this slot can hold instances of a class, or a function that is a protocol."""
+        if self.is_protocol:
             return not is_protocol(candidate) and bool(implements_protocol(candidate, self.kind))
-        return issubclass(candidate, self.kind)
+        return inspect.isclass(candidate) and issubclass(candidate, self.kind)
+
+    def may_make(self, candidate: Any) -> bool:  # noqa: ANN401 - whatever a module holds
+        """Whether this may be a function that returns what the slot takes."""
+        if inspect.isclass(candidate) or not callable(candidate):
+            return False
+        if not self.is_protocol:
+            return True
+        try:
+            return self.takes(get_type_hints(candidate).get("return"))
+        except (NameError, TypeError):  # of a name that is known to type checkers only
+            return False
 
     def is_meant(self, candidate: type) -> bool:
         """Whether a class was written for this protocol, and not only has a method of that name."""
@@ -61,7 +75,7 @@ class Base:
     @property
     def is_class(self) -> bool:
         """Whether the base itself can be made, as a dataclass of settings can."""
-        return not (inspect.isabstract(self.kind) or is_protocol(self.kind))
+        return not (inspect.isabstract(self.kind) or self.is_protocol)
 
 
 def bases_of(hint: Any) -> list[Base]:  # noqa: ANN401 - a type hint

@@ -147,7 +147,7 @@ class Follower:
         else:
             kind = before.kind if before else default
         is_settings = not any(name in spec for name in _SPEC)
-        if kind is None and (is_settings or self.source.path):
+        if kind is None:
             raise self._no_class(keys, spec, bases)
         if not inspect.isclass(kind):
             return  # a function that makes one; the parser has said what there is to say
@@ -180,9 +180,12 @@ class Follower:
         except Exception as error:  # the module may be the user's own, and do anything
             fault = f", which can not be imported ({one_line(error)})"
         else:
-            if not inspect.isclass(kind) or any(base.takes(kind) for base in bases):
+            if "." not in str(path) and all(base.is_protocol for base in bases):
+                fault = " alone"  # the parser knows implementers by their path and nothing else
+            elif any(base.takes(kind) or base.may_make(kind) for base in bases):
                 return kind
-            fault = f", which is no {kinds}"
+            else:
+                fault = f", which is no {kinds}"
         choices = known_classes(bases)
         if any(is_own(base.kind.__module__) for base in bases):
             choices = [choice for choice in choices if is_own(choice)]
