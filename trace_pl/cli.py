@@ -21,7 +21,7 @@ from trace_pl.credit.assigner import CreditAssigner
 from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.datamodule import RolloutDataModule
 from trace_pl.distributed.strategy import ShardedStrategy
-from trace_pl.errors import ConfigError, TraceError
+from trace_pl.errors import ConfigError, TraceError, with_place
 from trace_pl.module import TraceModule
 from trace_pl.resume import RunRecord, prepare
 from trace_pl.run_folder import claim_folders, folder_loggers
@@ -37,6 +37,8 @@ SLOTS: dict[str, tuple[type, str]] = {
 
 
 _MISFIT = "Expected settings that fit this machine and each other"
+_BUGS = (AssertionError, AttributeError, LookupError, NameError)
+"""What a class raises by mistake: its text alone would tell nobody where to look."""
 
 
 class TraceParser(ExplainedParser, LightningArgumentParser):
@@ -95,11 +97,13 @@ class TraceCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except Exception as error:  # whatever a constructor of any package raises for a setting
-            cause: BaseException | None = error
-            while cause is not None:  # the parser buries ours in a list of the types that it tried
-                if isinstance(cause, TraceError):
-                    raise cause from None
-                cause = cause.__cause__
+            root: BaseException = error
+            while not isinstance(root, TraceError) and root.__cause__ is not None:
+                root = root.__cause__  # the parser buries it in a list of the types that it tried
+            if isinstance(root, TraceError):
+                raise root from None
+            if isinstance(root, _BUGS) or not str(error):
+                raise ConfigError(f"{_MISFIT}, got {with_place(root)}.") from error
             fault = explain(self.parser, self.arguments)
             raise ConfigError(fault or f"{_MISFIT}, got: {core(str(error))}") from error
 

@@ -1,6 +1,7 @@
 """Every error a user can meet; each says what was expected, what came, and what to change."""
 
 import sys
+import traceback
 
 
 class TraceError(Exception):
@@ -42,6 +43,13 @@ class NumericalError(TraceError, ArithmeticError):
 def one_line(error: BaseException) -> str:
     """Return the beginning of another's error text on one line."""
     return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def with_place(error: BaseException) -> str:
+    """Return the kind and the beginning of another's error on one line, and where it was raised."""
+    told = type(error).__name__ + (f": {one_line(error)}" if str(error) else "")
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{told} in '{frames[-1].filename}', line {frames[-1].lineno}" if frames else told
 
 
 def print_error(text: str) -> None:

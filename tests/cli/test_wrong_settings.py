@@ -1,5 +1,7 @@
 """What the command line says of settings that are wrong: one line, whatever is wrong with them."""
 
+import os
+
 import pytest
 from cli_runner import run_cli
 
@@ -195,6 +197,32 @@ def test_a_wrong_argument_is_one_line(cli, tmp_path, monkeypatch, arguments, lin
     assert said[: len(line)] == line
     assert "\n" not in said
     assert len(said) < 900
+
+
+OWN_CODE = {
+    "int('abc')\n": "which can not be imported (ValueError: invalid literal for int() with base "
+    "10: 'abc' in '{}', line 1)",
+    "import os\n\nos.nothing\n": "which can not be imported (AttributeError: module 'os' has no "
+    "attribute 'nothing' in '{}', line 3)",
+    "class Other:\n    pass\n": "which does not exist",
+    "import callbacks\n\n\nclass Mine(callbacks.PolicyProber):\n    reads_policy = True\n": "which "
+    "can not be imported (Expected `reader` in Mine, got `reads_policy`, which nobody reads.",
+    "import callbacks\n\n\nclass Mine(callbacks.NoProber):\n    def __init__(self) -> None:\n"
+    "        {}['missing']\n": "got KeyError: 'missing' in '{}', line 6.",
+    "import callbacks\n\n\nclass Mine(callbacks.NoProber):\n    def __init__(self) -> None:\n"
+    "        assert not vars(callbacks)\n": "got AssertionError in '{}', line 6.",
+}
+
+
+@pytest.mark.parametrize("number", range(len(OWN_CODE)))
+def test_a_fault_in_a_module_of_ones_own_is_told_with_its_place(cli, tmp_path, monkeypatch, number):
+    code, words = list(OWN_CODE.items())[number]
+    path = tmp_path / f"own_stages_{number}.py"
+    path.write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    said = complaint(cli, "--credit.prober", f"own_stages_{number}.Mine")
+    assert words.replace("{}", str(path)) in said.replace(os.__file__, str(path))
+    assert "\n" not in said
 
 
 FILES = [

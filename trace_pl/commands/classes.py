@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 import re
 import sys
+import traceback
 import types
 from collections.abc import Iterator
 from contextlib import suppress
@@ -137,7 +138,7 @@ def find_class(path: str, bases: list[Base]) -> Any:  # noqa: ANN401 - a class, 
     """Return what an import path, or the bare name of a known class, stands for.
 
     Raises:
-        ImportError, AttributeError, ValueError: if there is no such thing.
+        Exception: if there is no such thing, see :func:`is_absent`, or its module fails.
     """
     if "." not in path:
         named = [each for each in known_classes(bases) if each.rsplit(".", 1)[-1] == path]
@@ -145,6 +146,13 @@ def find_class(path: str, bases: list[Base]) -> Any:  # noqa: ANN401 - a class, 
             raise ValueError(path)
         path = named[0]
     return pkgutil.resolve_name(path)
+
+
+def is_absent(error: Exception) -> bool:
+    """Whether :func:`find_class` found nothing; the same kinds may come out of a user's module."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    is_ours = frame.f_globals.get("__name__") in (__name__, pkgutil.__name__)
+    return is_ours and isinstance(error, AttributeError | ValueError)
 
 
 def closest(name: str, names: list[str]) -> str | None:

@@ -17,13 +17,14 @@ from trace_pl.commands.classes import (
     closest,
     find_class,
     in_words,
+    is_absent,
     is_own,
     known_classes,
     public_path,
 )
 from trace_pl.commands.settings import Keys, Source, nested, read_config
 from trace_pl.commands.signatures import accepts, class_of, class_slots, has_inner, names_class
-from trace_pl.errors import ConfigError, one_line
+from trace_pl.errors import ConfigError, TraceError, one_line, with_place
 
 _SPEC = ("class_path", "init_args", "dict_kwargs")
 _MOST_NAMES = 16
@@ -175,10 +176,14 @@ class Follower:
         where = f"at `{'.'.join(keys)}` {self.source.place(keys)}"
         try:
             kind = find_class(str(path), bases)
-        except (AttributeError, ValueError):
-            fault = ", which does not exist" if str(path).replace(".", "_").isidentifier() else ""
         except Exception as error:  # the module may be the user's own, and do anything
-            fault = f", which can not be imported ({one_line(error)})"
+            if is_absent(error):
+                is_name = str(path).replace(".", "_").isidentifier()
+                fault = ", which does not exist" if is_name else ""
+            else:
+                is_told = isinstance(error, ImportError | RuntimeError | TraceError)
+                why = one_line(error) if is_told else with_place(error)
+                fault = f", which can not be imported ({why})"
         else:
             if "." not in str(path) and all(base.is_protocol for base in bases):
                 fault = " alone"  # the parser knows implementers by their path and nothing else

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Callback
 
+from trace_pl.errors import ConfigError
 from trace_pl.scoring.protocol import Scorer, Template
 from trace_pl.types import (
     Boundaries,
@@ -47,6 +48,14 @@ class Prober(Callback, ABC):
 
     reader: ClassVar[Reader] = "reference"
     """Which model the scorer passed in reads with. The reference is loaded only if it is asked."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if hasattr(cls, "reads_policy"):
+            raise ConfigError(
+                f"Expected `reader` in {cls.__name__}, got `reads_policy`, which nobody reads. "
+                "Write reader = 'policy', or leave it out for the reference."
+            )
 
     @abstractmethod
     def probe(
