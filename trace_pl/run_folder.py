@@ -87,7 +87,7 @@ def claim_folders(loggers: Sequence[FolderLogger], command: str) -> None:
     unnamed = [logger for logger in loggers if not _is_named(logger)]
     if unnamed:
         first = max(int(logger.version) for logger in unnamed)
-        _claim(unnamed, (number for number in count(first)))
+        _claim(unnamed, count(first))
     for logger in loggers:
         if logger in unnamed or command == "fit":
             continue
@@ -142,10 +142,12 @@ def _put_aside(path: Path) -> Iterator[None]:
     aside = path.with_name(f".{path.name}.kept")
     if path.is_file():
         os.replace(path, aside)
-    with warnings.catch_warnings():
-        yield
-    if aside.is_file():
-        os.replace(aside, path)
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        if aside.is_file():
+            os.replace(aside, path)
 
 
 # --- resumed runs ---------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from trace_pl.run_folder import (
     find_checkpoint,
     folder_loggers,
     folder_of,
+    open_tables,
     require_unused,
     run_folder,
 )
@@ -196,3 +197,18 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, recwarn):
     assert rows == ["loss,only_0,only_1,step", "0.0,1.0,,0", "1.0,,1.0,1"]
     assert not [w for w in recwarn if "will be deleted" in str(w.message)]
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["metrics.csv"]
+
+
+def test_a_table_is_not_lost_if_its_logger_cannot_begin(tmp_path, monkeypatch):
+    logger = CSVLogger(tmp_path, name="", version="a")
+    table = folder_of(logger) / "metrics.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text("step\n1\n")
+
+    def fail(self):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(CSVLogger, "experiment", property(fail))
+    with pytest.raises(OSError, match="disk full"):
+        open_tables([logger])
+    assert table.read_text() == "step\n1\n"
