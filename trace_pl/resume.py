@@ -241,7 +241,10 @@ def _newest_of_same_run(record: RunRecord, trainer: lightning.Trainer) -> Path |
     except ConfigError:
         return None
     for path in candidates:
-        saved = read_meta(path).get("run")
+        try:
+            saved = read_meta(path).get("run")
+        except ConfigError:  # one that cannot be read is no hint
+            continue
         if saved and not differences(saved["settings"], record.identity):
             return path
     return None
