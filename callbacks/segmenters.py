@@ -144,7 +144,9 @@ def _thinking(rollout: Rollout, template: Template, message: _Message) -> _Think
     if not sampled:
         return _Thinking("", [], [])
     header = template.decode(rollout.token_ids[message.start : sampled[0]].tolist())
-    texts = [template.decode([int(rollout.token_ids[i])]) for i in sampled]
+    ids = rollout.token_ids[sampled].tolist()
+    words = {id_: template.decode([id_]) for id_ in set(ids)}  # long thinking repeats most of them
+    texts = [words[id_] for id_ in ids]
     before, opened, rest = (header + "".join(texts)).partition(_OPEN)
     if not opened or before[len(header) :].strip():  # a tag within other text opens nothing
         return _Thinking("", [], [])
