@@ -27,8 +27,6 @@ _FREE = (
     "data.limits.reward_timeout_s",
     "data.limits.reward_retries",
     "data.limits.max_seconds",
-    "data.limits.reward_timeout_s",
-    "data.limits.reward_retries",
     "data.engine",
 )
 _SAMPLING = tuple(f"data.engine.init_args.{name}" for name in ("temperature", "top_p", "seed"))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
-from trace_pl.commands.parser import OneLineErrors
+from trace_pl.commands.parser import PlainParser
 from trace_pl.errors import ConfigError
 
 _PACKAGE = Path(__file__).parents[1]
@@ -15,7 +14,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 def command(arguments: list[str]) -> None:
     """Run `trace-pl configs`: list what is shipped, or print one of them."""
-    parser = _Parser(
+    parser = PlainParser(
         "trace-pl configs",
         description="Lists the configs that are shipped. `--config NAME` takes each of them by "
         "name, and several of them lie over each other: --config qwen3_4b --config options/lora",
@@ -118,7 +117,3 @@ def purpose(path: Path) -> str:
         if ends:
             return " ".join(words[: ends[0] + 1]).rstrip(".:;")
     return " ".join(words)
-
-
-class _Parser(OneLineErrors, argparse.ArgumentParser):
-    """argparse with one line of error."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentParser
 from typing import Any, NoReturn
 
 from trace_pl.errors import ConfigError
@@ -42,6 +43,10 @@ class OneLineErrors:
             parent: Any = super()
             parent.error(message, ex)
         raise Refused(f"{core(message)} See `{command_name(self.prog)} --help`.") from ex
+
+
+class PlainParser(OneLineErrors, ArgumentParser):
+    """argparse with one line of error."""
 
 
 def command_name(prog: str) -> str:

@@ -6,12 +6,8 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-from trace_pl.commands.parser import OneLineErrors
+from trace_pl.commands.parser import PlainParser
 from trace_pl.plan.inputs import Assumptions, Device
-
-
-class _Parser(OneLineErrors, argparse.ArgumentParser):
-    """argparse with one line of error."""
 
 
 def command(arguments: list[str]) -> int:
@@ -34,8 +30,8 @@ def split_arguments(arguments: list[str]) -> tuple[Assumptions, Device, list[str
     return assumptions, Device(**_pick(Device, values)), rest
 
 
-def _parser() -> _Parser:
-    parser = _Parser(
+def _parser() -> PlainParser:
+    parser = PlainParser(
         "trace-pl plan",
         description="Memory, arithmetic and seconds of a run, from its config alone. Takes every "
         "argument of `trace-pl fit` beside these; docs/scale.md says what is assumed.",
