@@ -59,7 +59,7 @@ class CreditAssigner(Callback):
         pl_module.credit_reads_reference = self._pipeline.reader == "reference"
         path = None
         folder = run_folder(trainer)  # a broadcast, so every rank has to ask
-        if folder is not None:
+        if folder is not None and self._pipeline.reader == "reference":
             path = folder / f"reference_scores_{trainer.global_rank}.sqlite"
             path.parent.mkdir(parents=True, exist_ok=True)
         self._known = ScoreStore(path)
