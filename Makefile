@@ -26,7 +26,7 @@ quickstart: install  ## Install, then train a small policy with TRACE on this ma
 	$(BIN)/trace-pl fit --config configs/quickstart.yaml
 
 test: lint type  ## Install, then ruff, mypy and all tests
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 lint: install-dev  ## Check style
 	$(BIN)/python -m ruff check $(CODE)

@@ -1,5 +1,6 @@
 """What the server imports from which the processes of tests are forked; nothing here computes."""
 
+import gc
 import os
 
 import torch
@@ -18,3 +19,5 @@ except ConfigError:
     pass  # whoever needs it says so
 os.environ.clear()
 os.environ.update(before)
+gc.collect()
+gc.freeze()  # what all share stays shared: the collector writes to what it visits

@@ -67,22 +67,22 @@ def predict_with_one_and_with_two(folder: Path) -> None:
     """Two ranks write the file that one writes: every question once, in order."""
     checkpoint = folder / "one" / "quickstart" / "version_0" / "checkpoints" / "last.ckpt"
     (folder / "alone").mkdir()
-    settings = ("predict", *BASE, "--data.test_questions=5", f"--ckpt_path={checkpoint}")
+    settings = ("predict", *BASE, "--data.test_questions=3", f"--ckpt_path={checkpoint}")
     alone = f"--trainer.default_root_dir={folder / 'alone'}"
     assert run_cli(*settings, "--trainer.logger=false", alone) == 0
     together = f"--trainer.logger.init_args.save_dir={folder / 'together'}"
     ranks = processes.Ranks(2, processes.command_line, *settings, *TWO, together)
     output = "".join(rank.finish() for rank in ranks.ranks)
     (written,) = (folder / "together").rglob("rollouts*")
-    assert output.count("5 rollouts in") == 1
-    assert f"5 rollouts in {written}" in output
+    assert output.count("3 rollouts in") == 1
+    assert f"3 rollouts in {written}" in output
     assert [path.name for path in (folder / "alone").iterdir()] == ["rollouts.jsonl"]
     one, two = (
         [json.loads(line) for line in path.read_text().splitlines()]
         for path in (folder / "alone" / "rollouts.jsonl", written)
     )
     assert [record["question_id"] for record in one] == [
-        question.id for question in ClosedWebTask([3]).questions("test")[:5]
+        question.id for question in ClosedWebTask([3]).questions("test")[:3]
     ]
     for a, b in zip(one, two, strict=True):
         assert (a["run"]["checkpoint"], a["policy_version"]) == (str(checkpoint), 3)

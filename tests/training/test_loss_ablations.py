@@ -1,20 +1,19 @@
 """Each ablation of the loss trains otherwise than its base, in every complete run."""
 
+import json
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from fixed_experience import FixedExperience, train
+from jsonargparse import Namespace
 from lightning.pytorch.callbacks import Callback
+from parsed import CONFIGS, RUNS, parsed
 
 from trace_pl.batch import BatchPlan
 from trace_pl.losses import ConstantLength, TokenClip
-from trace_pl.plan.command import parse_config
 from trace_pl.plan.from_config import build_loss
 
-CONFIGS = Path(__file__).parents[2] / "configs"
-RUNS = sorted(CONFIGS.glob("*.yaml"))
 ABLATIONS = [
     path for path in sorted((CONFIGS / "ablations").iterdir()) if "\n  loss:" in path.read_text()
 ]
@@ -45,9 +44,15 @@ def gradients(folder, loss, num_steps):
 
 
 @cache
+def of_settings(folder, loss, num_steps):
+    """Return the gradients under a loss that is given as JSON: many runs share theirs."""
+    settings = json.loads(loss)
+    return gradients(folder, build_loss(settings and Namespace(settings)), num_steps)
+
+
 def settings(*paths):
-    config = parse_config([f"--config={path}" for path in paths])
-    return build_loss(config["model"]["loss"]), config["data"]["num_steps"]
+    config = parsed(*(f"--config={path}" for path in paths))
+    return json.dumps(config["model"]["loss"].as_dict()), config["data"]["num_steps"]
 
 
 def test_there_are_the_ablations_of_the_loss():
@@ -62,8 +67,8 @@ def test_there_are_the_ablations_of_the_loss():
 def test_an_ablation_of_the_loss_trains_otherwise_than_its_base(tiny_model_dir, run, path):
     loss, num_steps = settings(run, path)
     base, _ = settings(run)
-    changed = gradients(tiny_model_dir, loss, num_steps)
-    plain = gradients(tiny_model_dir, base, num_steps)
+    changed = of_settings(tiny_model_dir, loss, num_steps)
+    plain = of_settings(tiny_model_dir, base, num_steps)
     is_same = [
         torch.allclose(a, b, rtol=1e-5, atol=1e-9) for a, b in zip(changed, plain, strict=True)
     ]
