@@ -196,7 +196,7 @@ def _require_training(saved: Mapping[str, Any], path: Path, max_epochs: int | No
         )
     if max_epochs is not None and -1 < max_epochs <= saved["epoch"]:
         raise ConfigError(
-            f"Expected trainer.max_epochs above the epochs of the checkpoint '{path}' "
+            f"Expected trainer.max_epochs of at least the epochs of the checkpoint '{path}' "
             f"({saved['epoch'] + 1}), got {max_epochs}. Raise it."
         )
 
