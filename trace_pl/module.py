@@ -30,7 +30,7 @@ from trace_pl.checkpoint import require_same
 from trace_pl.distributed.norm import total_norm
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.epoch_metrics import EpochMetrics
-from trace_pl.errors import CreditError
+from trace_pl.errors import ConfigError, CreditError, one_line
 from trace_pl.experts import Experts, RouterWatch, routers
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.losses.mismatch import add_mismatch
@@ -354,8 +354,18 @@ class TraceModule(lightning.LightningModule):
     # --- optimizer and checkpoint -----------------------------------------------------------
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return the optimizer over what is trained of the policy, and its scheduler."""
-        optimizer = self.make_optimizer(p for p in self.policy.parameters() if p.requires_grad)
+        """Return the optimizer over what is trained of the policy, and its scheduler.
+
+        Raises:
+            ConfigError: for settings that the optimizer refuses.
+        """
+        try:
+            optimizer = self.make_optimizer(p for p in self.policy.parameters() if p.requires_grad)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"Expected settings that the optimizer takes, got: {one_line(error)}. Change "
+                "`model.optimizer.init_args`."
+            ) from error
         if self.make_scheduler is None:
             return optimizer
         scheduler = LRSchedulerConfigType(scheduler=self.make_scheduler(optimizer), interval="step")

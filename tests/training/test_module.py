@@ -58,6 +58,12 @@ def test_a_reference_that_is_no_checkpoint_is_refused(tiny_model_dir, tmp_path):
         module.configure_model()
 
 
+def test_what_the_optimizer_refuses_is_one_line_that_names_its_settings(tiny_model_dir):
+    backwards = partial(torch.optim.AdamW, lr=-1.0)
+    with pytest.raises(ConfigError, match=r"Invalid learning rate: -1\.0.*model\.optimizer"):
+        train(tiny_model_dir, model={"optimizer": backwards})
+
+
 def test_a_loss_that_asks_for_the_reference_is_given_its_log_probs(tiny_model_dir):
     # Policy and reference start as one model: the first step sees no divergence, the second does.
     loss = TokenClip(kl=KLPenalty(1.0))
