@@ -14,6 +14,7 @@ import lightning
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
 from trace_pl.commands.shell import program
+from trace_pl.credit.stages import Anchor
 from trace_pl.files import write_atomically
 from trace_pl.run_folder import run_folder
 
@@ -84,7 +85,9 @@ class RunSummary(Callback):
             return
         summary = self._summary(trainer, folder)
         write_atomically(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-        print(render_summary(summary, folder, len(trainer.loggers)))
+        stages = [c for c in trainer.callbacks if isinstance(c, Anchor)]  # type: ignore[attr-defined]
+        has_turn_credit = any(anchor.needs_turn_credit for anchor in stages)
+        print(render_summary(summary, folder, len(trainer.loggers), has_turn_credit))
 
     def _summary(self, trainer: lightning.Trainer, folder: Path) -> dict[str, Any]:
         before, after = self._before, self._after
@@ -116,13 +119,16 @@ class RunSummary(Callback):
         }
 
 
-def render_summary(summary: dict[str, Any], folder: Path, num_loggers: int = 1) -> str:
+def render_summary(
+    summary: dict[str, Any], folder: Path, num_loggers: int = 1, has_turn_credit: bool = True
+) -> str:
     """Return the few lines a person wants to read when a run has ended.
 
     Args:
         summary: What is written to `summary.json`.
         folder: Of the run.
         num_loggers: Of several no version can be set in a command.
+        has_turn_credit: Whether the same run without it would be another.
     """
     config = quote(str(folder / "config.yaml"))
     again = f"  {program('trace-pl')} fit --config {config} --credit.anchor callbacks.OutcomeOnly"
@@ -141,7 +147,7 @@ def render_summary(summary: dict[str, Any], folder: Path, num_loggers: int = 1) 
         "Next:",
         f"  {program('tensorboard')} --logdir {quote(str(folder.parent))}",
     ]
-    if num_loggers == 1 or folder.name.startswith("version_"):
+    if has_turn_credit and (num_loggers == 1 or folder.name.startswith("version_")):
         lines.append(f"{again}   # the same run with plain GRPO")
     return "\n".join(lines)
 

@@ -43,6 +43,12 @@ def test_the_next_command_takes_a_folder_of_its_own(folder, num_loggers, end):
     assert end is None or end in text
 
 
+def test_a_run_without_turn_credit_is_not_offered_itself_again():
+    text = render_summary(SUMMARY, Path("runs/a/version_0"), has_turn_credit=False)
+    assert "OutcomeOnly" not in text
+    assert "--logdir runs/a" in text
+
+
 def test_both_evaluations_survive_a_resume_also_from_an_older_checkpoint():
     first, second, third = RunSummary(), RunSummary(), RunSummary()
     first._before, first._after = {"success": 0.1}, {"success": 0.2}
