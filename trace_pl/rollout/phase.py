@@ -125,8 +125,9 @@ class RolloutPhase:
         if self.counts.total and not self._any_counts:
             raise RolloutError(
                 f"Expected rollouts, but all {self.counts.total} failed; the last failure was "
-                f"{self._last_failure}. Check that service, or raise `limits.tool_timeout_s`, "
-                "`limits.reward_timeout_s` or `limits.max_seconds`."
+                f"{self._last_failure}. Mend that tool or reward or check its service; if it was "
+                "too slow, raise `limits.tool_timeout_s`, `limits.reward_timeout_s` or "
+                "`limits.max_seconds`."
             )
 
     def cancel(self) -> None:
