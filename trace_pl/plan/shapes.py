@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -136,13 +137,28 @@ def read_shape(name: str, adapter: LoRA | None = None) -> ModelShape:
     Raises:
         ConfigError: if there is no config, or its model can not read packed rows.
     """
+    if adapter is None:
+        return _shape_alone(name)
+    model = _skeleton(name)
+    with torch.device("meta"):
+        adapter.attach(model)
+    return shape_of(model, name)
+
+
+@cache
+def _shape_alone(name: str) -> ModelShape:
+    # Building a large mixture takes seconds, and advice is asked for several times.
+    return shape_of(_skeleton(name), name)
+
+
+def _skeleton(name: str) -> PreTrainedModel:
     config = read_config(name)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=PACKED)
-        require_packed_attention(model)
-        if adapter is not None:
-            adapter.attach(model)
-    return shape_of(model, name)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, attn_implementation=PACKED
+        )
+    require_packed_attention(model)
+    return model
 
 
 def shape_of(model: PreTrainedModel, name: str = "") -> ModelShape:
