@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, Protocol
 
@@ -74,16 +74,7 @@ class HermesFormat:
         schemas: Sequence[Mapping[str, Any]] = (),
     ) -> ParsedTurn:
         """Read one assistant turn; never raises."""
-        visible = after_thinking(text, thinking_open)
-        if visible is None:
-            return UNCLOSED_THINKING
-        try:
-            calls = _calls(visible)
-        except MalformedCall as problem:
-            return rejected(problem)
-        if calls:
-            return ParsedTurn(calls=calls)
-        return ParsedTurn(message=visible)
+        return read_turn(text, thinking_open, _calls)
 
     def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
         """Return what a system prompt says of tools if the chat template says nothing."""
@@ -109,26 +100,7 @@ class LlamaFormat:
         schemas: Sequence[Mapping[str, Any]] = (),
     ) -> ParsedTurn:
         """Read one assistant turn; never raises."""
-        visible = after_thinking(text, thinking_open)
-        if visible is None:
-            return UNCLOSED_THINKING
-        found = visible.strip()
-        if not found.startswith(("{", _PYTHON_TAG)):
-            return ParsedTurn(message=visible)
-        found = found.removeprefix(_PYTHON_TAG).lstrip()
-        calls: list[ToolCall] = []
-        try:
-            while found:
-                if calls and not found.startswith("{"):
-                    raise MalformedCall("other text follows the tool call.")
-                value, end = decoded(found, 0)
-                calls.append(_call(value, "parameters"))
-                found = found[end:].lstrip("; \n")
-        except MalformedCall as problem:
-            return rejected(problem)
-        if not calls:
-            return ParsedTurn(error="Error: the tool call is empty. Nothing was run.")
-        return ParsedTurn(calls=tuple(calls))
+        return read_turn(text, thinking_open, _bare_calls)
 
     def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
         """Return what a system prompt says of tools if the chat template says nothing."""
@@ -138,23 +110,25 @@ class LlamaFormat:
         )
 
 
-UNCLOSED_THINKING = ParsedTurn(error="Error: unclosed thinking block.")
-
-
-def after_thinking(text: str, thinking_open: bool) -> str | None:
-    """Return what follows the last thinking block of a turn, None if the block is not closed.
+def read_turn(
+    text: str, thinking_open: bool, calls_in: Callable[[str], tuple[ToolCall, ...]]
+) -> ParsedTurn:
+    """Return what an assistant turn says after its last thinking block: calls, or a message.
 
     Args:
         text: The turn.
         thinking_open: Whether the generation header already opened the thinking block.
+        calls_in: Returns the calls in a text, none for a message; a call that it cannot read is a
+            :class:`MalformedCall`, which spoils the turn.
     """
     _, closed, visible = text.rpartition("</think>")
-    return None if "<think>" in visible or (thinking_open and not closed) else visible
-
-
-def rejected(problem: MalformedCall) -> ParsedTurn:
-    """Return a turn that cannot be used because of a call."""
-    return ParsedTurn(error=f"Error: {problem} Nothing was run.")
+    if "<think>" in visible or (thinking_open and not closed):
+        return ParsedTurn(error="Error: unclosed thinking block.")
+    try:
+        calls = calls_in(visible)
+    except MalformedCall as problem:
+        return ParsedTurn(error=f"Error: {problem} Nothing was run.")
+    return ParsedTurn(calls=calls) if calls else ParsedTurn(message=visible)
 
 
 def listed(schemas: Sequence[Mapping[str, Any]]) -> str:
@@ -187,6 +161,24 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(
     strict=False, parse_constant=_refuse_constant, object_pairs_hook=_unique
 )
+
+
+def _bare_calls(text: str) -> tuple[ToolCall, ...]:
+    """Return the calls of a text that begins with one, in order."""
+    found = text.strip()
+    if not found.startswith(("{", _PYTHON_TAG)):
+        return ()
+    found = found.removeprefix(_PYTHON_TAG).lstrip()
+    calls: list[ToolCall] = []
+    while found:
+        if calls and not found.startswith("{"):
+            raise MalformedCall("other text follows the tool call.")
+        value, end = decoded(found, 0)
+        calls.append(_call(value, "parameters"))
+        found = found[end:].lstrip("; \n")
+    if not calls:
+        raise MalformedCall("the tool call is empty.")
+    return tuple(calls)
 
 
 def _calls(text: str) -> tuple[ToolCall, ...]:

@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trace_pl.search.formats import (
-    UNCLOSED_THINKING,
     MalformedCall,
     ParsedTurn,
     after,
-    after_thinking,
     decoded,
     listed,
-    rejected,
+    read_turn,
 )
 from trace_pl.types import ToolCall
 
@@ -51,14 +49,7 @@ class XmlFormat:
         schemas: Sequence[Mapping[str, Any]] = (),
     ) -> ParsedTurn:
         """Read one assistant turn; never raises."""
-        visible = after_thinking(text, thinking_open)
-        if visible is None:
-            return UNCLOSED_THINKING
-        try:
-            calls = _calls(visible, schemas)
-        except MalformedCall as problem:
-            return rejected(problem)
-        return ParsedTurn(calls=calls) if calls else ParsedTurn(message=visible)
+        return read_turn(text, thinking_open, lambda visible: _calls(visible, schemas))
 
     def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
         """Return what a system prompt says of tools if the chat template says nothing."""
