@@ -46,9 +46,9 @@ class NoAnswers(Alarm):
     def message(self, history: History) -> str | None:
         """Tell limits that cut the answer off from a form of answer that is not read."""
         rates = recent(history, "rollout/answer_rate", self.epochs)
-        if not rates or max(rates) > self.share:
-            return None
         counts = recent(history, "rollout/count", self.epochs)
+        if not rates or not counts or max(rates) > self.share:
+            return None
         answers = sum(rate * count for rate, count in zip(rates, counts, strict=True))
         cause = _usual_end(history[-1]) or (
             "Likely the final messages (see the text rollout/0) hold answers in another form than "
