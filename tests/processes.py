@@ -19,7 +19,9 @@ import tempfile
 import time
 import traceback
 from contextlib import suppress
+from multiprocessing import forkserver
 from pathlib import Path
+from unittest.mock import patch
 
 from torch import distributed
 
@@ -27,8 +29,16 @@ PATIENCE_S = 600.0
 """For whatever takes a minute on a busy machine."""
 
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["preloaded"])
 _STARTED = []
+
+
+def _start_server():
+    """Start the server unless it runs."""
+    _SERVER.set_forkserver_preload(["preloaded"])
+    # Where Python 3.11's server looks for what it imports; what it does not find, it leaves out.
+    folders = [str(Path(__file__).parent), *sys.path]
+    with patch.dict(os.environ, {"PYTHONPATH": os.pathsep.join(filter(None, folders))}):
+        forkserver.ensure_running()
 
 
 class Run:
@@ -44,6 +54,7 @@ class Run:
         with tempfile.NamedTemporaryFile(prefix="trace_pl-run-", delete=False) as log:
             self._log = Path(log.name)
         settings = {**os.environ, **(environment or {})}
+        _start_server()
         self._process = _SERVER.Process(
             target=_run, args=(str(self._log), settings, target, arguments)
         )
@@ -102,6 +113,7 @@ class Run:
 
 def _run(log, environment, target, arguments):
     """Become what a shell would have started."""
+    assert "preloaded" in sys.modules, "the server of processes has not imported anything"
     os.setsid()
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
