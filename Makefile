@@ -45,7 +45,7 @@ install:  ## Make .venv: the project and the vLLM build for this machine
 install-dev:
 	@$(INSTALL) --extra dev
 
-base: install  ## Train the built-in base model again (trace_pl/data/closed_web/base)
+base: install  ## Train the built-in base model again (trace_pl/tasks/closed_web/base)
 	$(BIN)/trace-pl make-base
 
 benchmarks: install-dev  ## Measure speed and memory and rewrite docs/performance.md (minutes)

@@ -16,15 +16,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from trace_pl.data.closed_web.task import ClosedWebTask
-from trace_pl.data.rewards import ExactMatchReward
-from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
+from trace_pl.engines.vllm.engine import VLLMEngine
+from trace_pl.models.loading import BUILT_IN_BASE, load_tokenizer, resolve_model
 from trace_pl.rollout import agent
-from trace_pl.rollout.agent import AgentLimits, AgentLoop, Toolbox, ToolSession
+from trace_pl.rollout.agent import AgentLoop
+from trace_pl.rollout.chat.call_formats import HermesFormat
+from trace_pl.rollout.chat.template import ChatTemplate
 from trace_pl.rollout.phase import RolloutPhase
-from trace_pl.rollout.template import ChatTemplate
-from trace_pl.rollout.vllm_engine import VLLMEngine
-from trace_pl.search.formats import HermesFormat
+from trace_pl.rollout.trajectory import AgentLimits
+from trace_pl.tasks.closed_web.task import ClosedWebTask
+from trace_pl.tasks.rewards import ExactMatchReward
+from trace_pl.tools.protocol import Toolbox, ToolSession
 from trace_pl.types import Rollout, ToolCall, ToolResult
 
 

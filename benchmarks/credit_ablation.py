@@ -55,7 +55,7 @@ def train(arguments: argparse.Namespace, variant: str, seed: int) -> Path:
     folder: Path = arguments.runs / variant / f"seed_{seed}"
     if (folder / "summary.json").is_file():
         return folder
-    command = [sys.executable, "-m", "trace_pl.cli", "fit"]
+    command = [sys.executable, "-m", "trace_pl", "fit"]
     overlay = ROOT / "configs" / "ablations" / f"{variant}.yaml"
     configs = [*arguments.config, *([str(overlay)] if variant != "trace" else [])]
     command += [part for path in configs for part in ("--config", path)]

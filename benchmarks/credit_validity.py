@@ -22,15 +22,15 @@ import torch
 from torchmetrics.functional.classification import binary_auroc
 from transformers import PreTrainedTokenizerBase
 
-from trace_pl.cli import TraceCLI
+from trace_pl.commands.cli import TraceCLI
 from trace_pl.credit.boundaries import tool_call_boundaries
 from trace_pl.credit.td import k_step_backup
 from trace_pl.credit.values import LinearGapValue, LogRatioValue, RawLogprobValue
-from trace_pl.datamodule import RolloutDataModule
-from trace_pl.module import TraceModule
-from trace_pl.policy import load_model, load_reference, load_tokenizer
-from trace_pl.scoring import BranchedScorer, ProbeRequest
-from trace_pl.scoring.protocol import Branch
+from trace_pl.models.loading import load_model, load_reference, load_tokenizer
+from trace_pl.probes import Branch, ProbeRequest
+from trace_pl.scoring import BranchedScorer
+from trace_pl.training.datamodule import RolloutDataModule
+from trace_pl.training.module import TraceModule
 from trace_pl.types import Rollout
 
 TRANSFORMS = {

@@ -18,7 +18,7 @@ from time import perf_counter
 import torch
 from torch import Tensor, nn
 
-from trace_pl.scoring.head import token_logprobs
+from trace_pl.models.head import token_logprobs
 
 
 def full_logits(head: nn.Module, hidden_MD: Tensor, targets_M: Tensor) -> Tensor:

@@ -37,7 +37,15 @@ def run_phases(folder: Path, settings: Mapping[str, object], threads: int) -> di
     }
     overrides = [f"--{name}={value}" for name, value in all_settings.items()]
     subprocess.run(
-        [sys.executable, "-m", "trace_pl.cli", "fit", "--config", str(QUICKSTART), *overrides],
+        [
+            sys.executable,
+            "-m",
+            "trace_pl",
+            "fit",
+            "--config",
+            str(QUICKSTART),
+            *overrides,
+        ],
         check=True,
         stdout=sys.stderr,
         env={**os.environ, "OMP_NUM_THREADS": str(threads)},

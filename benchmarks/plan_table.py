@@ -12,13 +12,13 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from trace_pl.commands.plan.flops import TERA, phases_of
+from trace_pl.commands.plan.inputs import GIB, Assumptions, Device, Run
+from trace_pl.commands.plan.memory import memory_of
+from trace_pl.commands.plan.planning import make_run
+from trace_pl.commands.plan.remedies import fits
+from trace_pl.commands.plan.report import report, update_rate
 from trace_pl.files import write_atomically
-from trace_pl.plan.command import make_run
-from trace_pl.plan.flops import TERA, phases_of
-from trace_pl.plan.inputs import GIB, Assumptions, Device, Run
-from trace_pl.plan.memory import memory_of
-from trace_pl.plan.remedies import fits
-from trace_pl.plan.report import report, update_rate
 
 ROOT = Path(__file__).parents[1]
 H100 = "--gpus 8 --gpu-memory 80"
@@ -32,7 +32,7 @@ LENGTHS = "--sampled-tokens 12288"
 SHORT = "--tokens-per-trajectory 16384 --data.tokens_per_forward 16384 --sampled-tokens 4096"
 OWN_ENGINE = "--engine-gpus 8"
 IN_PROCESS = (
-    "--data.engine trace_pl.rollout.vllm_engine.VLLMEngine --data.engine.max_model_len 16384 "
+    "--data.engine trace_pl.engines.VLLMEngine --data.engine.max_model_len 16384 "
     "--data.engine.max_num_seqs 16 --data.engine.dtype bfloat16 --data.engine.kv_cache_gib null "
     "--data.engine.gpu_memory_utilization 0.55"
 )

@@ -24,8 +24,9 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from trace_pl.packed_attention import PACKED
-from trace_pl.scoring import Branch, BranchedScorer, PrefixScorer, ProbeRequest
+from trace_pl.models.packed_attention import PACKED
+from trace_pl.probes import Branch, ProbeRequest
+from trace_pl.scoring import BranchedScorer, PrefixScorer
 
 SCORERS = {"branched": BranchedScorer, "per prefix": PrefixScorer}
 VOCAB = 1_280

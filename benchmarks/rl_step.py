@@ -26,9 +26,9 @@ import torch
 from phases import PHASES, run_phases
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trace_pl.data.closed_web.task import ClosedWebTask
-from trace_pl.policy import BUILT_IN_BASE, load_tokenizer, resolve_model
-from trace_pl.rollout.template import ChatTemplate
+from trace_pl.models.loading import BUILT_IN_BASE, load_tokenizer, resolve_model
+from trace_pl.rollout.chat.template import ChatTemplate
+from trace_pl.tasks.closed_web.task import ClosedWebTask
 
 GROUP_SIZE = 8
 

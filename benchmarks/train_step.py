@@ -22,9 +22,9 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
-from trace_pl.packing import bins_within
-from trace_pl.policy import sampled_logprobs
-from trace_pl.scoring.head import token_logprobs
+from trace_pl.models.head import token_logprobs
+from trace_pl.models.logprobs import sampled_logprobs
+from trace_pl.models.packing import bins_within
 
 SAMPLED_SHARE = 0.3
 

@@ -26,10 +26,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from trace_pl.policy import BUILT_IN_BASE, load_model, resolve_model
+from trace_pl.engines.vllm.engine import VLLMEngine
+from trace_pl.models.loading import BUILT_IN_BASE, load_model, resolve_model
+from trace_pl.models.weights import policy_tensors
 from trace_pl.rollout.parity import check_parity
-from trace_pl.rollout.vllm_engine import VLLMEngine
-from trace_pl.weights import policy_tensors
 
 PROMPT = range(3, 131)
 

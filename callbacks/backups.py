@@ -26,7 +26,7 @@ class KStepTD(Backup):
         self.discount = discount
 
     def backup(self, values: ProbeValues) -> TurnCredit:
-        """Return :func:`trace_pl.credit.td.k_step_backup` of the rollout's values."""
+        """Return :func:`trace_pl.credit.k_step_backup` of the rollout's values."""
         credit = k_step_backup(values.values, self.num_steps, self.discount)
         return TurnCredit(values.rollout_id, credit, self.num_steps, self.discount)
 

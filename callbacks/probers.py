@@ -11,7 +11,7 @@ from torch import Tensor
 from trace_pl.credit.stages import Prober, Reader
 from trace_pl.credit.values import LogRatioValue, ValueTransform, checked_mean_logprobs
 from trace_pl.errors import ConfigError
-from trace_pl.scoring.protocol import Branch, ProbeRequest, Scorer, Template
+from trace_pl.probes import Branch, ProbeRequest, Scorer, Template
 from trace_pl.types import Boundaries, ProbeValues, Question, Rollout, TokenKind
 
 AliasRule = Literal["max", "first", "mean"]

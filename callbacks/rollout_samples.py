@@ -7,9 +7,9 @@ from typing import Any
 
 import lightning
 
-from trace_pl.credit.assigner import CreditObserver
 from trace_pl.credit.pipeline import CreditReport
 from trace_pl.errors import ConfigError
+from trace_pl.training.credit_assigner import CreditObserver
 from trace_pl.types import Rollout, RolloutGroup
 
 Decode = Callable[[Sequence[int]], str]

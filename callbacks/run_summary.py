@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from trace_pl.commands.shell import program
 from trace_pl.credit.stages import Anchor
 from trace_pl.files import write_atomically
-from trace_pl.run_folder import run_folder
+from trace_pl.training.run_folder import run_folder
 
 _PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tantivy")
 

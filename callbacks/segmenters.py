@@ -11,7 +11,7 @@ from typing import Literal, get_args
 from trace_pl.credit.boundaries import tool_call_boundaries
 from trace_pl.credit.stages import Segmenter
 from trace_pl.errors import ConfigError
-from trace_pl.scoring.protocol import Template
+from trace_pl.probes import Template
 from trace_pl.types import Boundaries, Rollout, TokenKind
 
 ReasoningUnit = Literal["sentence", "paragraph"]

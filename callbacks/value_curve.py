@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import lightning
 
-from trace_pl.credit.assigner import CreditObserver
 from trace_pl.credit.pipeline import CreditReport
 from trace_pl.errors import ConfigError
+from trace_pl.training.credit_assigner import CreditObserver
 from trace_pl.types import RolloutGroup
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
 from conftest import make_tokenizer
 from scripted import SCHEMA, FunctionTools, ScriptedEngine
 
-from trace_pl.data.rewards import ExactMatchReward
-from trace_pl.rollout.agent import AgentLimits, AgentLoop
-from trace_pl.rollout.template import ChatTemplate
-from trace_pl.search.formats import HermesFormat
+from trace_pl.rollout.agent import AgentLoop
+from trace_pl.rollout.chat.call_formats import HermesFormat
+from trace_pl.rollout.chat.template import ChatTemplate
+from trace_pl.rollout.trajectory import AgentLimits
+from trace_pl.tasks.rewards import ExactMatchReward
 from trace_pl.types import Question, ToolResult
 
 ENDOFTEXT = 0  # ends a text by the model's own settings, beside the template's <|im_end|>

@@ -13,7 +13,7 @@ from pathlib import Path
 import peft  # noqa: F401  (imported before the first number is taken)
 import torch
 
-import trace_pl.export  # noqa: F401  (the command imports it when it runs)
+import trace_pl.training.export  # noqa: F401  (the command imports it when it runs)
 from trace_pl.commands.export import command
 
 

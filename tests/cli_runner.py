@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from unittest.mock import patch
 
-from trace_pl.cli import main
+from trace_pl.commands.main import main
 
 
 def run_cli(*arguments: str) -> int:

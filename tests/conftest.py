@@ -3,13 +3,14 @@
 import os
 from pathlib import Path
 
+import hypothesis
 import processes
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-CHAT_TEMPLATE = Path(__file__).parent / "rollout" / "chat_template.jinja"
+CHAT_TEMPLATE = Path(__file__).parent / "rollout" / "chat" / "chat_template.jinja"
 VOCAB_SIZE = 512
 
 _TEXTS = (
@@ -21,6 +22,13 @@ _TEXTS = (
 _TAGS = ("think", "tool_call", "tool_response")
 
 
+# Time says something about the machine, nothing about what is tested.
+hypothesis.settings.register_profile(
+    "tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("tests")
+
+
 def pytest_configure() -> None:
     """Compute on one thread, here and in the processes that tests start."""
     # Tensors here are tiny and test processes many: more threads only wait for each other.
@@ -30,7 +38,8 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that take longest, so that none of them is left for one process."""
-    items.sort(key=lambda item: item.path.parent.name not in ("integration", "rollout", "cli"))
+    slow = ("integration", "engines", "commands", "plan", "tasks")
+    items.sort(key=lambda item: item.path.parent.name not in slow)
 
 
 @pytest.fixture(autouse=True)

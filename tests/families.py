@@ -6,7 +6,7 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-FOLDER = Path(__file__).parent / "rollout" / "templates"
+FOLDER = Path(__file__).parent / "rollout" / "chat" / "templates"
 
 # Letters with a mark before them, single digits, marks with the newlines after them, newlines.
 _WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

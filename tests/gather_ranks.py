@@ -10,9 +10,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from trace_pl.adapters import LoRA
-from trace_pl.distributed.gather import full_tensors
-from trace_pl.weights import policy_tensors
+from trace_pl.models.adapters import LoRA
+from trace_pl.models.weights import full_tensors, policy_tensors
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from trace_pl.scoring.protocol import Branch, ProbeRequest
+from trace_pl.probes import Branch, ProbeRequest
 from trace_pl.types import Rollout
 
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trace_pl.policy import sampled_logprobs
+from trace_pl.models.logprobs import sampled_logprobs
 
 
 class LiveBytes(TorchDispatchMode):

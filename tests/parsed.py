@@ -6,7 +6,7 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from trace_pl.plan.command import ParsedCLI
+from trace_pl.commands.plan.planning import ParsedCLI
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 RUNS = sorted(CONFIGS.glob("*.yaml"))

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wide_models import make_wide, make_wide_moe
 
 from trace_pl.distributed.sharding import shard_model
-from trace_pl.policy import sampled_logprobs
+from trace_pl.models.logprobs import sampled_logprobs
 
 
 class Policy(nn.Module):

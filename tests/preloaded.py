@@ -6,9 +6,9 @@ import os
 import torch
 
 import callbacks  # noqa: F401
-import trace_pl.cli  # noqa: F401
+import trace_pl.commands.cli  # noqa: F401
+from trace_pl.engines.vllm.setup import import_vllm
 from trace_pl.errors import ConfigError
-from trace_pl.rollout.vllm_setup import import_vllm
 
 before = dict(os.environ)
 torch.set_num_threads(1)

@@ -136,7 +136,7 @@ def _run(log, environment, target, arguments):
 
 def command_line(*arguments):
     """Run the command line in this process."""
-    from trace_pl.cli import main
+    from trace_pl.commands.main import main
 
     sys.argv = ["trace-pl", *map(str, arguments)]
     return main()

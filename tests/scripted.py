@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
-from trace_pl.rollout.template import ChatTemplate
+from trace_pl.engines.protocol import Completion, GenerationRequest, RolloutEngine
+from trace_pl.rollout.chat.template import ChatTemplate
 from trace_pl.types import ToolCall, ToolResult
 
 SCHEMA = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}

@@ -6,9 +6,9 @@ from agent_runs import LIMITS, page
 from scripted import FunctionTools
 
 from callbacks import FrozenReferenceProber, KStepTD, ToolCallSegmenter, TraceAnchor
-from trace_pl.credit.assigner import CreditAssigner
-from trace_pl.datamodule import RolloutDataModule
-from trace_pl.module import TraceModule
+from trace_pl.training.credit_assigner import CreditAssigner
+from trace_pl.training.datamodule import RolloutDataModule
+from trace_pl.training.module import TraceModule
 from trace_pl.types import Question
 
 QUESTIONS = [Question(f"q{i}", f"Who built tower {i}?", ("Mira Holt",)) for i in range(9)]

@@ -16,13 +16,14 @@ from processes import leave
 from torch import distributed
 from torch.utils.data import DataLoader
 
-from trace_pl.adapters import LoRA
-from trace_pl.batch import BatchPlan, RolloutBuffer
-from trace_pl.credit.assigner import experience_metrics
 from trace_pl.credit.pipeline import CreditReport
 from trace_pl.distributed.strategy import ShardedStrategy
-from trace_pl.module import TraceModule
-from trace_pl.scoring import Branch, BranchedScorer, ProbeRequest
+from trace_pl.models.adapters import LoRA
+from trace_pl.probes import Branch, ProbeRequest
+from trace_pl.scoring import BranchedScorer
+from trace_pl.training.batch import BatchPlan, RolloutBuffer
+from trace_pl.training.credit_assigner import experience_metrics
+from trace_pl.training.module import TraceModule
 from trace_pl.types import ProbeValues, TokenAdvantages
 
 # Three groups: of four ranks the last has nothing, of two the first has more.

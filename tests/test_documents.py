@@ -23,7 +23,7 @@ TEXTS = [
     *sorted((ROOT / "configs").rglob("*.yaml")),
 ]
 SMALL = (
-    "--data.engine=trace_pl.rollout.hf_engine.HFEngine",
+    "--data.engine=trace_pl.engines.HFEngine",
     "--data.engine.max_model_len=1024",
     "--data.questions_per_epoch=2",
     "--data.group_size=2",

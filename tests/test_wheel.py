@@ -37,7 +37,7 @@ def test_the_wheel_holds_the_packages_and_the_configs(unpacked):
 
 def test_the_wheel_finds_its_configs_from_another_folder(unpacked, tmp_path):
     result = subprocess.run(
-        [sys.executable, "-m", "trace_pl.commands.main", "configs", "quickstart"],
+        [sys.executable, "-m", "trace_pl", "configs", "quickstart"],
         cwd=tmp_path, env={"PYTHONPATH": str(unpacked)}, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert result.stdout.strip() == (ROOT / "configs" / "quickstart.yaml").read_text().strip()

@@ -10,7 +10,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from trace_pl.packed_attention import PACKED
+from trace_pl.models.packed_attention import PACKED
 
 WIDE = {
     "vocab_size": 2000,

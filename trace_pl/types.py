@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trace_pl.data.records import clean_texts
 from trace_pl.errors import CreditError, DataError
+from trace_pl.text import clean_texts
 
 
 class TokenKind(IntEnum):

@@ -14,4 +14,4 @@ exec "${PYTHON:-python}" -m torch.distributed.run \
     --nnodes "$NODES" --node-rank "$NODE_RANK" --nproc-per-node "$GPUS_PER_NODE" \
     --rdzv-backend c10d --rdzv-id "${RUN_ID:-trace}" \
     --rdzv-endpoint "$MASTER_ADDR:${MASTER_PORT:-29500}" \
-    -m trace_pl.cli fit "$@" --trainer.num_nodes "$NODES" --trainer.devices "$GPUS_PER_NODE"
+    -m trace_pl fit "$@" --trainer.num_nodes "$NODES" --trainer.devices "$GPUS_PER_NODE"

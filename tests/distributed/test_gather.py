@@ -2,7 +2,7 @@ import gather_ranks
 import torch
 from processes import Ranks
 
-from trace_pl.distributed.gather import full_tensors
+from trace_pl.models.weights import full_tensors
 
 
 def test_two_ranks_gather_ragged_packed_and_adapted_weights():

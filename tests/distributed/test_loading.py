@@ -9,7 +9,7 @@ from random_models import make_qwen3, make_qwen3_moe
 
 from trace_pl.distributed.loading import ModelFiles, load_shards
 from trace_pl.errors import ConfigError
-from trace_pl.policy import load_model, model_on_meta
+from trace_pl.models.loading import load_model, model_on_meta
 
 
 @pytest.fixture(scope="module")

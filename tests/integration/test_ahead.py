@@ -5,15 +5,15 @@ import pytest
 from lightning.pytorch.callbacks import Callback
 
 from callbacks import FrozenReferenceProber, KStepTD, ToolCallSegmenter, TraceAnchor
-from trace_pl.credit.assigner import CreditAssigner
-from trace_pl.data.answer_formats import AnswerTags
-from trace_pl.data.closed_web.task import ClosedWebTask
-from trace_pl.datamodule import RolloutDataModule
+from trace_pl.engines.server.engine import ServerEngine
+from trace_pl.engines.transformers import HFEngine
 from trace_pl.errors import ConfigError
-from trace_pl.module import TraceModule
-from trace_pl.rollout.agent import AgentLimits
-from trace_pl.rollout.hf_engine import HFEngine
-from trace_pl.rollout.server_engine import ServerEngine
+from trace_pl.rollout.chat.answer_formats import AnswerTags
+from trace_pl.rollout.trajectory import AgentLimits
+from trace_pl.tasks.closed_web.task import ClosedWebTask
+from trace_pl.training.credit_assigner import CreditAssigner
+from trace_pl.training.datamodule import RolloutDataModule
+from trace_pl.training.module import TraceModule
 
 
 class Watch(Callback):

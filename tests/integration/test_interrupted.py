@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 SETTINGS = (
     "fit",
     f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
-    "--data.engine=trace_pl.rollout.hf_engine.HFEngine",
+    "--data.engine=trace_pl.engines.HFEngine",
     "--data.engine.max_model_len=1024",
     "--data.questions_per_epoch=2",
     "--data.group_size=2",

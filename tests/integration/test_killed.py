@@ -16,7 +16,7 @@ EPOCHS = 3
 def start(runs: Path, *more: str) -> processes.Run:
     settings = ["fit", "--config", ROOT / "configs" / "quickstart.yaml"]
     settings += [f"--trainer.logger.init_args.save_dir={runs}", f"--trainer.max_epochs={EPOCHS}"]
-    settings += ["--data.engine=trace_pl.rollout.hf_engine.HFEngine", "--data.group_size=2"]
+    settings += ["--data.engine=trace_pl.engines.HFEngine", "--data.group_size=2"]
     settings += ["--data.engine.max_model_len=1024", "--data.questions_per_epoch=3"]
     settings += ["--data.evaluation_questions=2", "--trainer.enable_progress_bar=false"]
     settings += ["--trainer.num_sanity_val_steps=0", f"--trainer.check_val_every_n_epoch={EPOCHS}"]

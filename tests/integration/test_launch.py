@@ -7,7 +7,7 @@ from pathlib import Path
 
 from processes import PATIENCE_S, free_port, popen
 
-from trace_pl.checkpoint import read_checkpoint
+from trace_pl.models.checkpoint import read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -18,7 +18,7 @@ SETTINGS = (
     "--trainer.strategy.init_args.compute_dtype=float32",
     "--trainer.strategy.init_args.timeout_s=600",
     "--trainer.accelerator=cpu",
-    "--data.engine=trace_pl.rollout.hf_engine.HFEngine",
+    "--data.engine=trace_pl.engines.HFEngine",
     "--data.engine.max_model_len=1024",
     "--data.questions_per_epoch=3",
     "--data.group_size=2",

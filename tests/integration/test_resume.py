@@ -25,7 +25,7 @@ def arguments(runs: Path) -> list[str]:
         "--trainer.num_sanity_val_steps=0",
         "--trainer.check_val_every_n_epoch=1",
         "--trainer.enable_progress_bar=false",
-        "--data.engine=trace_pl.rollout.hf_engine.HFEngine",
+        "--data.engine=trace_pl.engines.HFEngine",
         "--data.engine.max_model_len=1024",
         "--data.questions_per_epoch=2",
         "--data.group_size=2",

@@ -14,12 +14,12 @@ from random_models import make_qwen3, make_qwen3_moe
 from safetensors import safe_open
 from sharded_run import main, run
 
-from trace_pl.checkpoint import CheckpointFiles, SafeReader, read_checkpoint
+from trace_pl.engines.vllm.engine import VLLMEngine
 from trace_pl.errors import ConfigError
-from trace_pl.export import export
-from trace_pl.policy import load_model
+from trace_pl.models.checkpoint import CheckpointFiles, SafeReader, read_checkpoint
+from trace_pl.models.loading import load_model
 from trace_pl.rollout.parity import check_parity
-from trace_pl.rollout.vllm_engine import VLLMEngine
+from trace_pl.training.export import export
 
 FSDP, HSDP, OFFLOAD = {}, {"shard_size": 2}, {"reference_on_cpu": True}
 EXPERTS, HALF = {"expert_parallel_size": 2}, {"compute_dtype": "bfloat16"}

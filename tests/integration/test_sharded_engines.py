@@ -10,7 +10,7 @@ import pytest
 from processes import PATIENCE_S, Ranks, command_line, free_port, popen
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from trace_pl.checkpoint import read_meta
+from trace_pl.models.checkpoint import read_meta
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 def url(tmp_path):
     """A server that was started by hand, as on another machine."""
     port = free_port()
-    folder = ROOT / "trace_pl" / "data" / "closed_web" / "base"
-    command = [sys.executable, "-m", "trace_pl.rollout.vllm_server", folder]
+    folder = ROOT / "trace_pl" / "tasks" / "closed_web" / "base"
+    command = [sys.executable, "-m", "trace_pl.engines.server.main", folder]
     command += ["--max-model-len=1024", "--max-num-seqs=32", "--dtype=float32"]
     command += [f"--kv-cache-memory-bytes={2**27}", "--host=127.0.0.1", f"--port={port}"]
     log = tmp_path / "server.log"
@@ -75,7 +75,7 @@ def run_two_ranks(tmp_path, *engine: str, dtype: str = "float32", tolerance: flo
 def test_one_rank_pushes_for_all_and_every_rank_samples(url, tmp_path):
     run_two_ranks(
         tmp_path,
-        "--data.engine=trace_pl.rollout.server_engine.ServerEngine",
+        "--data.engine=trace_pl.engines.ServerEngine",
         "--data.engine.max_model_len=1024",
         f'--data.engine.urls=["{url}"]',
         f"--data.engine.transfer.folder={tmp_path}",
@@ -95,7 +95,7 @@ def test_every_rank_has_an_engine_in_its_process_and_they_share_spare_questions(
 def test_every_rank_has_a_server_of_its_own_in_half_precision(tmp_path):
     run_two_ranks(
         tmp_path,
-        "--data.engine=trace_pl.rollout.server_engine.ServerEngine",
+        "--data.engine=trace_pl.engines.ServerEngine",
         "--data.engine.max_model_len=1024",
         "--data.engine.kv_cache_gib=0.1",
         "--data.max_staleness=1",

@@ -8,20 +8,16 @@ from itertools import groupby
 import pytest
 import torch
 
-from trace_pl.batch import BatchPlan, RolloutBuffer
-from trace_pl.data.closed_web.task import ClosedWebTask
-from trace_pl.data.rewards import ExactMatchReward
-from trace_pl.policy import (
-    BUILT_IN_BASE,
-    load_model,
-    load_tokenizer,
-    resolve_model,
-    sampled_logprobs,
-)
-from trace_pl.rollout.agent import AgentLimits, AgentLoop
-from trace_pl.rollout.template import ChatTemplate
-from trace_pl.rollout.vllm_engine import VLLMEngine
-from trace_pl.search.formats import HermesFormat
+from trace_pl.engines.vllm.engine import VLLMEngine
+from trace_pl.models.loading import BUILT_IN_BASE, load_model, load_tokenizer, resolve_model
+from trace_pl.models.logprobs import sampled_logprobs
+from trace_pl.rollout.agent import AgentLoop
+from trace_pl.rollout.chat.call_formats import HermesFormat
+from trace_pl.rollout.chat.template import ChatTemplate
+from trace_pl.rollout.trajectory import AgentLimits
+from trace_pl.tasks.closed_web.task import ClosedWebTask
+from trace_pl.tasks.rewards import ExactMatchReward
+from trace_pl.training.batch import BatchPlan, RolloutBuffer
 from trace_pl.types import StopReason, TokenKind, ToolResult
 
 NUM_QUESTIONS, GROUP_SIZE = 125, 8

@@ -8,13 +8,13 @@ import pytest
 import torch
 from cli_runner import run_cli
 
-from trace_pl.data.closed_web.task import ClosedWebTask
-from trace_pl.policy import BUILT_IN_BASE, load_model
+from trace_pl.models.loading import BUILT_IN_BASE, load_model
+from trace_pl.tasks.closed_web.task import ClosedWebTask
 
 ROOT = Path(__file__).parents[2]
 BASE = (
     f"--config={ROOT / 'configs' / 'quickstart.yaml'}",
-    "--data.engine=trace_pl.rollout.hf_engine.HFEngine",
+    "--data.engine=trace_pl.engines.HFEngine",
     "--data.engine.max_model_len=1024",
     "--trainer.accelerator=cpu",
     "--trainer.enable_progress_bar=false",

@@ -3,7 +3,7 @@ import torch
 from agent_runs import ANSWER, ENDOFTEXT, TEMPLATE, page, prompt_length, run, run_one, text_of
 from scripted import search
 
-from trace_pl.rollout.agent import AgentLimits
+from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.types import StopReason, ToolResult
 
 

@@ -6,11 +6,12 @@ import pytest
 from agent_runs import ANSWER, LIMITS, TEMPLATE, make_loop, page, prompt_length, question, run
 from scripted import FunctionTools, ScriptedEngine, rollout_name, search
 
-from trace_pl.data.rewards import ExactMatchReward
+from trace_pl.engines.protocol import Completion
 from trace_pl.errors import ConfigError, DataError, RolloutError
-from trace_pl.rollout.agent import AgentLimits, AgentLoop
-from trace_pl.rollout.engine import Completion
-from trace_pl.search.formats import HermesFormat
+from trace_pl.rollout.agent import AgentLoop
+from trace_pl.rollout.chat.call_formats import HermesFormat
+from trace_pl.rollout.trajectory import AgentLimits
+from trace_pl.tasks.rewards import ExactMatchReward
 from trace_pl.types import StopReason
 
 

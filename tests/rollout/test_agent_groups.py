@@ -5,8 +5,7 @@ from agent_runs import ANSWER, make_loop, page, question, run
 from scripted import search
 from tqdm import tqdm
 
-from trace_pl.rollout.progress import RolloutBar, describe
-from trace_pl.rollout.protocols import RolloutCounts
+from trace_pl.rollout.progress import RolloutBar, RolloutCounts, describe
 from trace_pl.types import ToolResult
 
 

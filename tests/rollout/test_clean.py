@@ -12,8 +12,8 @@ from torch.utils.tensorboard import SummaryWriter
 from callbacks.rollout_samples import render_rollout
 from callbacks.rollout_writer import rollout_record
 from trace_pl.errors import RolloutError
-from trace_pl.rollout.agent import AgentLimits
 from trace_pl.rollout.clean import UnsafeCall, clean_call, clean_result
+from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.types import Question, ToolCall, ToolResult
 
 ROOMY = {"limits": AgentLimits(max_response_tokens=20_000), "max_model_len": 49_152}

@@ -8,7 +8,7 @@ from agent_runs import ANSWER, LIMITS, make_loop, question, run
 from scripted import search
 
 from trace_pl.errors import RolloutError
-from trace_pl.rollout.agent import AgentLimits
+from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.types import Grade, StopReason
 
 RIGHT = Grade(1.0, is_correct=True)

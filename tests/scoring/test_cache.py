@@ -3,7 +3,8 @@ import torch
 from random_models import VOCAB, make_qwen3
 
 from trace_pl.errors import ConfigError
-from trace_pl.scoring import Branch, BranchedScorer, CachedScorer, ProbeRequest, ScoreStore
+from trace_pl.probes import Branch, ProbeRequest
+from trace_pl.scoring import BranchedScorer, CachedScorer, ScoreStore
 
 ANSWERS = (Branch((1, 2), (3, 4)), Branch((1,), (5,)))
 

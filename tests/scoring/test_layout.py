@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trace_pl.errors import CreditError
+from trace_pl.probes import Branch, ProbeRequest
 from trace_pl.scoring.layout import lay_out_branches, plan_batches, require_finite_scores
-from trace_pl.scoring.protocol import Branch, ProbeRequest
 
 
 def request(prefix_ends, *branches, length=20):

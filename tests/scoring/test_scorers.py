@@ -5,7 +5,8 @@ import torch
 from random_models import VOCAB, make_llama, make_qwen3, make_qwen3_moe
 
 from trace_pl.errors import ConfigError, CreditError
-from trace_pl.scoring import Branch, BranchedScorer, PrefixScorer, ProbeRequest
+from trace_pl.probes import Branch, ProbeRequest
+from trace_pl.scoring import BranchedScorer, PrefixScorer
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ from builders import group
 from lightning.pytorch.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
-from trace_pl.batch import BatchPlan, Minibatch, RolloutBuffer
 from trace_pl.errors import CreditError, RolloutError
+from trace_pl.training.batch import BatchPlan, Minibatch, RolloutBuffer
 from trace_pl.types import RolloutGroup, TokenAdvantages
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torchmetrics import MeanMetric
 
-from trace_pl.credit.assigner import experience_metrics
 from trace_pl.credit.pipeline import CreditReport
-from trace_pl.epoch_metrics import EpochMetrics
+from trace_pl.training.credit_assigner import experience_metrics
+from trace_pl.training.metrics import EpochMetrics
 from trace_pl.types import ProbeValues, TokenAdvantages
 
 NUMBERS = st.floats(-1e3, 1e3, width=32)

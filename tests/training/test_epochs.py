@@ -10,9 +10,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from scripted import ScriptedEngine, search
 from scripted_epochs import fit, make_data
 
-from trace_pl.data.answer_formats import AnswerTags
+from trace_pl.engines.protocol import Completion
 from trace_pl.errors import ConfigError, RolloutError
-from trace_pl.rollout.engine import Completion
+from trace_pl.rollout.chat.answer_formats import AnswerTags
 
 
 def asked(engine):

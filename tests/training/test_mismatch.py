@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
-from trace_pl.epoch_metrics import EpochMetrics
-from trace_pl.losses.mismatch import add_mismatch
+from trace_pl.training.metrics import EpochMetrics
+from trace_pl.training.mismatch import add_mismatch
 
 
 def test_figures_worked_out_by_hand():

@@ -5,11 +5,11 @@ import torch
 from fixed_experience import FixedExperience, KeepBatches, KeepGradient, train
 from random_models import make_qwen3
 
-from trace_pl.batch import BatchPlan
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import KLPenalty, LossInputs, TokenClip
-from trace_pl.module import TraceModule
-from trace_pl.policy import sampled_logprobs
+from trace_pl.models.logprobs import sampled_logprobs
+from trace_pl.training.batch import BatchPlan
+from trace_pl.training.module import TraceModule
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])

@@ -17,15 +17,15 @@ from callbacks import (
     ToolCallSegmenter,
     TraceAnchor,
 )
-from trace_pl import module as module_file
-from trace_pl.adapters import LoRA
-from trace_pl.credit.assigner import CreditAssigner
-from trace_pl.datamodule import RolloutDataModule
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import CreditError
 from trace_pl.losses import KLPenalty, TokenClip
-from trace_pl.module import TraceModule
-from trace_pl.policy import load_model
+from trace_pl.models.adapters import LoRA
+from trace_pl.models.loading import load_model
+from trace_pl.training import module as module_file
+from trace_pl.training.credit_assigner import CreditAssigner
+from trace_pl.training.datamodule import RolloutDataModule
+from trace_pl.training.module import TraceModule
 from trace_pl.types import Question
 
 QUESTIONS = [Question(f"q{i}", f"Who built tower {i}?", ("Mira Holt",)) for i in range(4)]

@@ -38,6 +38,8 @@ def export(
         adapter_only: Writes the adapter of a LoRA run in peft's format instead of merging it.
         max_shard_size: Largest file of weights, in KB, MB or GB.
     """
-    from trace_pl.export import export as write  # takes seconds, which --help does not need
+    from trace_pl.training.export import (
+        export as write,  # takes seconds, which --help does not need
+    )
 
     write(checkpoint, output, dtype, adapter_only, max_shard_size)

@@ -16,10 +16,13 @@ RUNS = {
     "test": "evaluate a policy on the test questions",
     "predict": "sample rollouts and write them to a file",
 }
-"""Lightning's commands -> what they do; trace_pl.cli runs them."""
+"""Lightning's commands -> what they do; trace_pl.commands.cli runs them."""
 
 COMMANDS = {
-    "plan": ("trace_pl.commands.plan", "say whether a run fits the GPUs, and how long it takes"),
+    "plan": (
+        "trace_pl.commands.plan",
+        "say whether a run fits the GPUs, and how long it takes",
+    ),
     "export": ("trace_pl.commands.export", "write a checkpoint as a Hugging Face folder"),
     "configs": ("trace_pl.commands.configs", "list the configs that are shipped, or print one"),
     "make-base": ("trace_pl.commands.make_base", "train the built-in tiny model again"),
@@ -76,7 +79,7 @@ def run(name: str, arguments: list[str]) -> int:
         raise ConfigError(
             f"Expected a command first, got '{name}'. {hint}There are: {', '.join(known)}."
         )
-    from trace_pl.cli import run_lightning  # takes seconds, which the other commands do not need
+    from trace_pl.commands.cli import run_lightning  # takes seconds; the others need none of it
 
     run_lightning([name, *arguments])
     return 0
@@ -103,7 +106,3 @@ def render_help() -> str:
 def is_no_advertisement(record: logging.LogRecord) -> bool:
     """Whether a line of Lightning's log is more than praise of other packages."""
     return "Tip: For seamless" not in record.getMessage()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

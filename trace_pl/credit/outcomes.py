@@ -68,7 +68,7 @@ def leave_one_out_advantages(rewards: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class StandardisedOutcome(OutcomeBaseline):
-    """:func:`trace_pl.credit.anchoring.group_outcome_advantages` as a setting (GRPO, TRACE)."""
+    """:func:`trace_pl.credit.group_outcome_advantages` as a setting (GRPO, TRACE)."""
 
     def __call__(self, rewards: Tensor) -> Tensor:
         """Return ``group_outcome_advantages`` of ``rewards``."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Self, TypeVar
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Callback
 
 from trace_pl.credit.checks import (
     check_advantages,
@@ -18,7 +18,7 @@ from trace_pl.credit.checks import (
 )
 from trace_pl.credit.stages import Anchor, Backup, Prober, Reader, Segmenter
 from trace_pl.errors import ConfigError
-from trace_pl.scoring.protocol import Scorer, Template
+from trace_pl.probes import Scorer, Template
 from trace_pl.types import (
     Boundaries,
     ProbeValues,

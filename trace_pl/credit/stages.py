@@ -10,10 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import Callback
 
 from trace_pl.errors import ConfigError
-from trace_pl.scoring.protocol import Scorer, Template
+from trace_pl.probes import Scorer, Template
 from trace_pl.types import (
     Boundaries,
     ProbeValues,

@@ -18,8 +18,8 @@ from torch.distributed.fsdp import (
 from transformers import PreTrainedModel
 
 from trace_pl.distributed.expert_parallel import deal_experts
-from trace_pl.experts import routers
-from trace_pl.scoring.packed_forward import FORWARD, read_rows
+from trace_pl.models.experts import routers
+from trace_pl.models.packed_forward import FORWARD, read_rows
 
 
 def shard_model(

@@ -20,12 +20,18 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers import PreTrainedModel
 
-from trace_pl.adapters import LoRA
-from trace_pl.checkpoint import SafeReader, load_sharded, read_meta, replace_folder, write_meta
 from trace_pl.distributed.loading import ModelFiles, load_shards
 from trace_pl.distributed.sharding import shard_model
 from trace_pl.errors import ConfigError
-from trace_pl.policy import model_on_meta, renew_rotary, resolve_model
+from trace_pl.models.adapters import LoRA
+from trace_pl.models.checkpoint import (
+    SafeReader,
+    load_sharded,
+    read_meta,
+    replace_folder,
+    write_meta,
+)
+from trace_pl.models.loading import model_on_meta, renew_rotary, resolve_model
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, cpu_offload=True, strict=False)
 

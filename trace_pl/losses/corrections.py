@@ -10,7 +10,9 @@ from torch import Tensor
 
 from trace_pl.errors import ConfigError
 from trace_pl.losses.inputs import LossInputs
-from trace_pl.losses.mismatch import WEIGHT_CAP
+
+WEIGHT_CAP = 2.0
+"""Importance weights above it are counted; the default cap of the corrections."""
 
 
 @dataclass(frozen=True)

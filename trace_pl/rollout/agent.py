@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Sequence
 
-from trace_pl.data.answer_formats import AnswerFormat
-from trace_pl.data.matching import normalize_answer
-from trace_pl.data.rewards import Reward
+from trace_pl.engines.protocol import RolloutEngine
 from trace_pl.errors import ConfigError, DataError
 from trace_pl.rollout.call_runner import CallRunner
-from trace_pl.rollout.engine import RolloutEngine
-from trace_pl.rollout.grading import Grader
+from trace_pl.rollout.chat.call_formats import ToolCallFormat
+from trace_pl.rollout.chat.template import ChatTemplate
+from trace_pl.rollout.grading import Grader, Reward
 from trace_pl.rollout.phase import RolloutPhase
-from trace_pl.rollout.protocols import Progress, Toolbox, ToolSession
-from trace_pl.rollout.template import ChatTemplate
+from trace_pl.rollout.progress import Progress
 from trace_pl.rollout.trajectory import AgentLimits, AgentRules
-from trace_pl.search.formats import ToolCallFormat
+from trace_pl.tools.protocol import Toolbox
 from trace_pl.types import Question, Rollout, RolloutGroup, ToolResult
-
-__all__ = [
-    "AgentLimits",
-    "AgentLoop",
-    "Progress",
-    "ToolSession",
-    "Toolbox",
-]
 
 
 class AgentLoop:
@@ -167,26 +157,6 @@ def prompt_of(
             "tokens. Raise the limit or drop the question."
         )
     return ids
-
-
-def require_readable_answers(
-    question: Question, answer_format: AnswerFormat, call_format: ToolCallFormat
-) -> None:
-    """Refuse gold answers that no policy could state, for example one that holds a closing tag.
-
-    Raises:
-        DataError: names the question, the answer, and what would be read instead.
-    """
-    for gold in question.answers:
-        written = answer_format.write(gold)
-        message = call_format.parse(written).message
-        found = None if message is None else answer_format.read(message)
-        if found is None or (found != gold and normalize_answer(found) != normalize_answer(gold)):
-            raise DataError(
-                f"Expected gold answers of question '{question.id}' that can be stated as "
-                f"{written!r}, got {gold!r}, of which {found!r} would be read. Reword or drop the "
-                "answer, or choose another `data.answer_format`."
-            )
 
 
 def _group(question: Question, ended: Sequence[Rollout]) -> RolloutGroup:

@@ -11,8 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from trace_pl.data.records import clean_text
 from trace_pl.errors import RolloutError
+from trace_pl.text import clean_text
 from trace_pl.types import ToolCall, ToolResult
 
 _MAX_DEPTH = 32

@@ -11,8 +11,7 @@ from typing import Any
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.agent import AgentLoop
 from trace_pl.rollout.parity import check_parity
-from trace_pl.rollout.progress import RolloutBar
-from trace_pl.rollout.protocols import RolloutCounts
+from trace_pl.rollout.progress import RolloutBar, RolloutCounts
 from trace_pl.types import Question, RolloutGroup
 
 Groups = dict[int, RolloutGroup]

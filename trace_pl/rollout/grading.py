@@ -1,4 +1,4 @@
-"""Rewards on threads, beside the engine."""
+"""Grading finished rollouts: what a reward is, and running it on threads beside the engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,40 @@ import inspect
 import math
 from collections.abc import Awaitable, Sequence
 from numbers import Real
+from typing import Any, Protocol
 
-from trace_pl.data.rewards import Reward
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.call_runner import CallRunner
 from trace_pl.types import Grade, Question, Turn
+
+
+class Reward(Protocol):
+    """Grades finished rollouts; chosen as `data.reward`, a class or a function of your own module.
+
+    A function, or an object with this method, plain or ``async``::
+
+        class Judge:  # in my_rewards.py, used as --data.reward my_rewards.Judge
+            async def __call__(
+                self, question: Question, answer: str | None, turns: Sequence[Turn]
+            ) -> Grade:
+                is_right = answer is not None and await ask_a_judge(question.text, answer)
+                return Grade(reward=1.0 if is_right else 0.0, is_correct=is_right)
+
+    It runs on several threads at once, beside the engine. An exception or an attempt that takes
+    longer than `limits.reward_timeout_s` is tried again up to `limits.reward_retries` times; then
+    the rollout is left out of its group. Each call of an ``async`` reward has an event loop of its
+    own, so clients that belong to a loop are made inside the call.
+    """
+
+    # Any, for the command line accepts no implementation that names a type in other words.
+    def __call__(self, question: Any, answer: Any, turns: Any, /) -> Any:  # noqa: ANN401
+        """Return the :class:`Grade`, or what gives one when it is awaited.
+
+        Args:
+            question: the :class:`Question` with its gold answers.
+            answer: text of the final answer, None if there was none.
+            turns: the tool turns, a sequence of :class:`Turn`.
+        """
 
 
 class Grader(CallRunner[object]):

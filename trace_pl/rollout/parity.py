@@ -10,10 +10,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from trace_pl.engines.protocol import RolloutEngine
 from trace_pl.errors import WeightSyncError
-from trace_pl.policy import sampled_logprobs
-from trace_pl.rollout.engine import RolloutEngine
-from trace_pl.weights import policy_tensors
+from trace_pl.models.logprobs import sampled_logprobs
+from trace_pl.models.weights import policy_tensors
 
 
 @dataclass(frozen=True, slots=True)

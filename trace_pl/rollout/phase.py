@@ -8,15 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 
-from trace_pl.data.records import clean_text
+from trace_pl.engines.protocol import Completion, GenerationRequest, RolloutEngine
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.call_runner import CallOutcome, CallRunner
 from trace_pl.rollout.clean import require_result
-from trace_pl.rollout.engine import Completion, GenerationRequest, RolloutEngine
 from trace_pl.rollout.grading import Grader, require_grade
-from trace_pl.rollout.protocols import RolloutCounts, Toolbox
+from trace_pl.rollout.progress import RolloutCounts
 from trace_pl.rollout.record import TokenRecord
 from trace_pl.rollout.trajectory import AgentRules, Finish, Reject, Trajectory
+from trace_pl.text import clean_text
+from trace_pl.tools.protocol import Toolbox
 from trace_pl.types import Grade, Question, Rollout, StopReason, TokenKind, ToolCall, ToolResult
 
 logger = logging.getLogger(__name__)

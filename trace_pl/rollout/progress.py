@@ -1,13 +1,34 @@
-"""The progress bar of a collection of rollouts."""
+"""How far a collection of rollouts is, and the bar that shows it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TextIO
 
 from tqdm import tqdm
 
-from trace_pl.rollout.protocols import RolloutCounts
+
+@dataclass(frozen=True, slots=True)
+class RolloutCounts:
+    """How far a collection of rollouts is."""
+
+    total: int = 0
+    """Rollouts that were started."""
+    finished: int = 0
+    tokens: int = 0
+    """Sampled so far, in rollouts that are not finished as well."""
+    turns: int = 0
+    """Tool turns of the finished rollouts."""
+    tool_errors: int = 0
+    """Error observations and failures of tool services so far."""
+    reward_failures: int = 0
+    """Rollouts left out because their reward failed."""
+
+
+Progress = Callable[[RolloutCounts], None]
+"""Told the counts after every step of the engine."""
 
 
 class RolloutBar:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trace_pl.data.records import clean_text
+from trace_pl.engines.protocol import Completion
 from trace_pl.errors import ConfigError
+from trace_pl.rollout.chat.call_formats import ToolCallFormat
+from trace_pl.rollout.chat.template import ChatTemplate
 from trace_pl.rollout.clean import UnsafeCall, clean_call, clean_result
-from trace_pl.rollout.engine import Completion
-from trace_pl.rollout.protocols import ToolSession
 from trace_pl.rollout.record import TokenRecord
-from trace_pl.rollout.template import ChatTemplate
-from trace_pl.search.formats import ToolCallFormat
+from trace_pl.text import clean_text
+from trace_pl.tools.protocol import ToolSession
 from trace_pl.types import Question, StopReason, TokenKind, ToolCall, ToolResult
 
 

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from trace_pl.distributed.same_number import same_number
 from trace_pl.errors import ConfigError
-from trace_pl.packed_attention import PackedRow, require_packed_attention
-from trace_pl.packing import bins_within
+from trace_pl.models.packed_attention import PackedRow, require_packed_attention
+from trace_pl.models.packed_forward import packed_logprobs
+from trace_pl.models.packing import bins_within
+from trace_pl.probes import ProbeRequest
 from trace_pl.scoring.layout import (
     BranchLayout,
     lay_out_branches,
     require_finite_scores,
 )
-from trace_pl.scoring.packed_forward import packed_logprobs
-from trace_pl.scoring.protocol import ProbeRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class BranchedScorer:
     """Reads each trajectory once and all its answer branches with it.
 
-    Equal to :class:`trace_pl.scoring.naive.PrefixScorer` up to rounding. The head is applied only
+    Equal to :class:`trace_pl.scoring.PrefixScorer` up to rounding. The head is applied only
     to rows that predict an answer token.
 
     Args:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from trace_pl.errors import ConfigError
-from trace_pl.scoring.protocol import ProbeRequest, Scorer
+from trace_pl.probes import ProbeRequest, Scorer
 
 
 class ScoreStore:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from trace_pl.errors import CreditError
-from trace_pl.packed_attention import BranchBlock
-from trace_pl.scoring.protocol import ProbeRequest
+from trace_pl.models.packed_attention import BranchBlock
+from trace_pl.probes import ProbeRequest
 
 
 @dataclass(frozen=True, eq=False)

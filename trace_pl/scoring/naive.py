@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trace_pl.errors import ConfigError
+from trace_pl.probes import Branch, ProbeRequest
 from trace_pl.scoring.layout import plan_batches, require_finite_scores
-from trace_pl.scoring.protocol import Branch, ProbeRequest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,7 +21,7 @@ class PrefixScorer:
     """Reads ``prefix + opening + answer`` anew for every prefix and answer.
 
     It needs nothing special of the model's attention and shares no indexing with
-    :class:`trace_pl.scoring.branched.BranchedScorer`, which must agree with it. Tokens grow with
+    :class:`trace_pl.scoring.BranchedScorer`, which must agree with it. Tokens grow with
     the square of the number of turns.
 
     Args:

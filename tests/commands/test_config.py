@@ -1,0 +1,96 @@
+import logging
+from pathlib import Path
+
+import pytest
+import yaml
+from cli_runner import run_cli
+
+from trace_pl.commands.cli import TraceCLI
+from trace_pl.training.datamodule import RolloutDataModule
+from trace_pl.training.module import TraceModule
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICKSTART = CONFIGS / "quickstart.yaml"
+RUNS = sorted(CONFIGS.glob("*.yaml"))
+
+
+def resolved(capsys, *arguments: str) -> dict:
+    assert run_cli("fit", "--config", str(QUICKSTART), *arguments, "--print_config") == 0
+    return yaml.safe_load(capsys.readouterr().out)
+
+
+def test_the_quickstart_instantiates_stage_by_stage(tmp_path):
+    cli = TraceCLI(
+        TraceModule,
+        RolloutDataModule,
+        run=False,
+        args=["--config", str(QUICKSTART), f"--trainer.logger.init_args.save_dir={tmp_path}"],
+        auto_configure_optimizers=False,
+        save_config_callback=None,
+    )
+    names = [type(callback).__name__ for callback in cli.trainer.callbacks]
+    for stage in ("ToolCallSegmenter", "FrozenReferenceProber", "KStepTD", "TraceAnchor"):
+        assert names.count(stage) == 1
+    assert cli.datamodule.model_name == cli.model.model_name == "closed-web-base"
+
+
+def test_print_config_round_trips(capsys, tmp_path):
+    first = resolved(capsys)
+    path = tmp_path / "resolved.yaml"
+    path.write_text(yaml.safe_dump(first))
+    assert run_cli("fit", "--config", str(path), "--print_config") == 0
+    assert yaml.safe_load(capsys.readouterr().out) == first
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_a_complete_run_instantiates_with_a_small_model(path, tmp_path):
+    overrides = (
+        "--model.model_name=closed-web-base",
+        "--trainer.devices=1",
+        f"--trainer.logger.init_args.save_dir={tmp_path}",
+    )
+    cli = TraceCLI(
+        TraceModule,
+        RolloutDataModule,
+        run=False,
+        args=["--config", str(path), *overrides],
+        auto_configure_optimizers=False,
+        save_config_callback=None,
+    )
+    assert cli.datamodule.plan.takes_one_step == (path != QUICKSTART)
+    assert cli.datamodule.group_size * cli.datamodule.questions_per_epoch == 128
+    # The built-in model was taught its answers; whoever was not is told.
+    answer_format = cli.datamodule.answer_format
+    assert (answer_format.opening in answer_format.instruction) == (path != QUICKSTART)
+
+
+def test_a_slot_refuses_a_class_of_another_stage(capsys):
+    wrong = ("--credit.backup", "callbacks.OutcomeOnly")
+    assert run_cli("fit", "--config", str(QUICKSTART), *wrong) == 2
+    assert "Backup" in capsys.readouterr().err
+
+
+def test_an_unknown_key_is_refused(capsys):
+    assert run_cli("fit", "--config", str(QUICKSTART), "--data.group_sise", "8") == 2
+    assert "group_sise" in capsys.readouterr().err
+
+
+def test_a_run_without_a_logger_leaves_no_config_and_praises_no_other_package(
+    monkeypatch, tmp_path, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    log.addHandler(handler)
+    arguments = ["--config", str(QUICKSTART), "--trainer.logger=false", "--trainer.callbacks=null"]
+    arguments += ["--data.evaluation_questions=2", "--data.engine.init_args.kv_cache_gib=0.1"]
+    try:
+        assert run_cli("validate", *arguments) == 0
+    finally:
+        log.removeHandler(handler)
+    assert list(tmp_path.iterdir()) == []
+    assert any("GPU available" in line for line in told)
+    assert not any("Tip" in line for line in told)
+    assert "Loading weights" not in capsys.readouterr().err

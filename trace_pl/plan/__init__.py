@@ -1,1 +1,0 @@
-"""What a run will need, computed before anything of it is loaded."""

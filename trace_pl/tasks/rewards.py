@@ -1,0 +1,36 @@
+"""What a finished rollout is worth, and whether its answer is right: two things."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trace_pl.errors import ConfigError
+from trace_pl.tasks.matching import exact_match
+from trace_pl.types import Grade, Question, Turn
+
+
+class ExactMatchReward:
+    """1 if the answer equals a gold answer after normalising, else 0; right is what equals.
+
+    Args:
+        format_bonus: Added for stating any answer in the form that `data.answer_format` reads. It
+            makes no answer right. Less than 1, or a wrong answer would be worth as much as a
+            right one was without it.
+
+    Raises:
+        ConfigError: if the bonus is outside 0 .. 1.
+    """
+
+    def __init__(self, format_bonus: float = 0.0) -> None:
+        if not 0.0 <= format_bonus < 1.0:
+            raise ConfigError(
+                f"Expected a format_bonus from 0 to below 1, got {format_bonus}. Change "
+                "`data.reward.init_args.format_bonus`; 0.1 is a common choice."
+            )
+        self.format_bonus = format_bonus
+
+    def __call__(self, question: Question, answer: str | None, turns: Sequence[Turn]) -> Grade:
+        """Return the grade."""
+        is_correct = exact_match(answer, question.answers)
+        has_form = answer is not None and bool(answer.strip())
+        return Grade(float(is_correct) + self.format_bonus * has_form, is_correct)
