@@ -6,6 +6,7 @@ import yaml
 from cli_runner import run_cli
 
 from trace_pl.commands.cli import TraceCLI
+from trace_pl.commands.plan.planning import ParsedCLI
 from trace_pl.training.datamodule import RolloutDataModule
 from trace_pl.training.module import TraceModule
 
@@ -32,6 +33,11 @@ def test_the_quickstart_instantiates_stage_by_stage(tmp_path):
     for stage in ("ToolCallSegmenter", "FrozenReferenceProber", "KStepTD", "TraceAnchor"):
         assert names.count(stage) == 1
     assert cli.datamodule.model_name == cli.model.model_name == "closed-web-base"
+
+
+def test_the_parser_of_the_command_that_is_asked_for_is_made_alone():
+    cli = ParsedCLI(["--config", str(QUICKSTART)])
+    assert list(cli._subcommand_parsers) == ["fit"]
 
 
 def test_print_config_round_trips(capsys, tmp_path):

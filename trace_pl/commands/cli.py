@@ -49,7 +49,14 @@ class TraceCLI(LightningCLI):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         own = {"parser_class": TraceParser, "parser_kwargs": {"prog": "trace-pl"}}
+        given = kwargs.get("args")
+        self._asked = (given if isinstance(given, list) else sys.argv[1:])[:1]
         super().__init__(*args, **{**own, **kwargs})
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return the command that was asked for: to make a parser takes longer than to use it."""
+        known = super().subcommands()
+        return {name: skipped for name, skipped in known.items() if [name] == self._asked} or known
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
         """Parse the command line; the configs that are shipped are known by their names."""
