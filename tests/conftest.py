@@ -1,8 +1,10 @@
 """Fixtures that several test folders share: a tiny random Qwen3 with its own tokenizer."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
+import forked_servers
 import hypothesis
 import processes
 import pytest
@@ -48,6 +50,21 @@ def _no_process_outlives_its_test():
     before = processes.started()
     yield
     processes.end_all(since=before)
+
+
+@pytest.fixture(scope="session")
+def server_address(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where vLLM's servers are forked."""
+    address = tmp_path_factory.mktemp("servers") / "socket"
+    processes.Run(forked_servers.serve, str(address)).wait_for(address.exists)
+    return address
+
+
+@pytest.fixture
+def forks_servers(server_address: Path) -> Iterator[None]:
+    """Start vLLM's servers as forks."""
+    with forked_servers.instead_of_interpreters(server_address):
+        yield
 
 
 def pytest_sessionfinish() -> None:

@@ -18,11 +18,12 @@ import sys
 import tempfile
 import time
 import traceback
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing import forkserver
 from pathlib import Path
 from unittest.mock import patch
 
+import forked_servers
 from torch import distributed
 
 PATIENCE_S = 600.0
@@ -112,26 +113,36 @@ class Run:
 
 
 def _run(log, environment, target, arguments):
-    """Become what a shell would have started."""
+    """Be a process of :class:`Run`."""
     assert "preloaded" in sys.modules, "the server of processes has not imported anything"
-    os.setsid()
     file = os.open(log, os.O_WRONLY | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(file, stream)
+    sys.exit(become(environment, target, *arguments))
+
+
+def become(environment, target, *arguments):
+    """Turn a fork into what a shell would have started, and return its exit code."""
+    os.setsid()
     sys.stdout.reconfigure(line_buffering=True)
     os.environ.clear()
     os.environ.update(environment)
     # Whoever starts the tests with nohup, or in the background of a script, has it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    address = environment.get(forked_servers.ADDRESS)
     try:
-        code = target(*arguments)
+        with forked_servers.instead_of_interpreters(address) if address else nullcontext():
+            code = target(*arguments) or 0
     except SystemExit as end:
-        code = end.code
+        code = end.code or 0
     except BaseException:
         traceback.print_exc()
         code = 1
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        code = 1
     atexit._run_exitfuncs()  # multiprocessing leaves them out
-    sys.exit(code or 0)
+    return code
 
 
 def command_line(*arguments):

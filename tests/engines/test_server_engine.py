@@ -12,12 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from processes import PATIENCE_S, free_port, popen
+from processes import PATIENCE_S, Run, free_port, popen
 from scripted import SCHEMA, FunctionTools
 
 from trace_pl.engines.protocol import GenerationRequest
 from trace_pl.engines.server.client import ServerClient
 from trace_pl.engines.server.engine import ServerEngine
+from trace_pl.engines.server.main import main as serve
 from trace_pl.engines.server.weight_files import WeightFiles
 from trace_pl.errors import ConfigError, RolloutError, ServerError, WeightSyncError
 from trace_pl.models.loading import load_model
@@ -130,6 +131,7 @@ def test_a_child_that_can_not_start_shows_its_log_and_leaves_nothing(
 TRAINER = """
 import sys, time
 from trace_pl.engines.server.engine import ServerEngine
+from trace_pl.engines.server.main import main as serve
 from trace_pl.engines.server.weight_files import WeightFiles
 engine = ServerEngine(sys.argv[1], 512, kv_cache_gib=0.1, transfer=WeightFiles(sys.argv[2]))
 (engine._folder / "left.safetensors").write_text("weights on their way")
@@ -181,21 +183,19 @@ def test_no_process_and_no_file_outlives_a_trainer_that_fails(tiny_model_dir, tm
 def urls(tiny_model_dir):
     """Two servers, started as a user would on two machines."""
     ports = [free_port(), free_port()]
-    command = [sys.executable, "-m", "trace_pl.engines.server.main", str(tiny_model_dir)]
-    command += ["--max-model-len=512", "--dtype=float32", "--kv-cache-memory-bytes=100000000"]
-    environment = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}
-    servers = [
-        popen([*command, "--host=127.0.0.1", f"--port={port}"], env=environment) for port in ports
-    ]
+    arguments = [str(tiny_model_dir), "--max-model-len=512", "--dtype=float32"]
+    arguments += ["--kv-cache-memory-bytes=100000000", "--host=127.0.0.1"]
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR"}
+    servers = [Run(serve, [*arguments, f"--port={port}"], environment=quiet) for port in ports]
     for port, server in zip(ports, servers, strict=True):
         while socket.socket().connect_ex(("127.0.0.1", port)):
-            assert server.poll() is None
+            assert server.poll() is None, server.output()[-3000:]
             time.sleep(0.1)
     yield [f"http://127.0.0.1:{port}" for port in ports]
     for server in servers:
-        server.terminate()
+        server.send_signal(signal.SIGTERM)
     for server in servers:
-        server.wait(PATIENCE_S)
+        server.wait()
 
 
 def test_weights_and_requests_reach_every_server(urls, tiny_model_dir, weights, server_engine):
@@ -253,7 +253,7 @@ def test_a_server_without_what_trace_pl_needs_is_refused(urls, tiny_model_dir, m
 
 
 def test_a_server_killed_in_a_phase_is_started_again_as_it_was(
-    server_engine, weights, tokenizer, caplog
+    server_engine, weights, tokenizer, caplog, forks_servers
 ):
     template = ChatTemplate(tokenizer, [SCHEMA])
     tools = FunctionTools(lambda *_: ToolResult("a page"))
@@ -289,7 +289,7 @@ def test_a_server_killed_in_a_phase_is_started_again_as_it_was(
     assert not server_engine.has_unfinished()
 
 
-def test_the_next_push_starts_a_server_that_died_while_idle(server_engine, weights):
+def test_the_next_push_starts_a_server_that_died_while_idle(server_engine, weights, forks_servers):
     if not server_engine._process.has_exited():
         os.killpg(server_engine.pid, signal.SIGKILL)
         assert server_engine._process.has_exited(PATIENCE_S)

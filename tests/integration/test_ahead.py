@@ -49,7 +49,7 @@ def make_data(engine):
     )
 
 
-def test_every_epoch_but_the_first_trains_on_the_rollouts_of_the_policy_before():
+def test_every_epoch_but_the_first_trains_on_the_rollouts_of_the_policy_before(forks_servers):
     watch = Watch()
     data = make_data(
         lambda path: ServerEngine(path, 1024, max_num_seqs=8, kv_cache_gib=0.1, seed=0)

@@ -92,7 +92,7 @@ def test_every_rank_has_an_engine_in_its_process_and_they_share_spare_questions(
     assert 2 * 3 <= ended <= 2 * (3 + 2)
 
 
-def test_every_rank_has_a_server_of_its_own_in_half_precision(tmp_path):
+def test_every_rank_has_a_server_of_its_own_in_half_precision(tmp_path, forks_servers):
     run_two_ranks(
         tmp_path,
         "--data.engine=trace_pl.engines.ServerEngine",
