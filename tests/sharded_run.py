@@ -118,7 +118,7 @@ def adamw(parameters):
 
 
 def run(
-    model, strategy="auto", epochs=5, resume=None, save=None, num_steps=1, adapter=None, **settings
+    model, strategy="auto", epochs=3, resume=None, save=None, num_steps=1, adapter=None, **settings
 ):
     """Train and return losses, scores and where the weights were saved."""
     watch = Watch()

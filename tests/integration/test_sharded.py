@@ -52,7 +52,7 @@ def alone(models):
 def two(models, alone, tmp_path_factory):
     """What two processes find, and the folder of their checkpoints."""
     folder = tmp_path_factory.mktemp("two")
-    run(models["dense"], epochs=2, save=str(folder / "single.ckpt"))
+    run(models["dense"], epochs=1, save=str(folder / "single.ckpt"))
     jobs = {
         f"{name}-{kind}": {"model": model, "strategy": strategy}
         for name, model in models.items()
@@ -63,21 +63,21 @@ def two(models, alone, tmp_path_factory):
     dealt = {"model": models["moe"], "strategy": EXPERTS}
     lora = {**dense, "adapter": {"rank": 2}}
     jobs |= {
-        "saved": {**moe, "epochs": 2, "save": str(folder / "sharded.ckpt")},
+        "saved": {**moe, "epochs": 1, "save": str(folder / "sharded.ckpt")},
         "resumed": {**moe, "resume": str(folder / "sharded.ckpt")},
         "from-one": {**dense, "resume": str(folder / "single.ckpt")},
-        "lora": {**lora, "epochs": 3},
-        "lora-saved": {**lora, "epochs": 2, "save": str(folder / "lora.ckpt")},
-        "lora-resumed": {**lora, "epochs": 3, "resume": str(folder / "lora.ckpt")},
+        "lora": lora,
+        "lora-saved": {**lora, "epochs": 1, "save": str(folder / "lora.ckpt")},
+        "lora-resumed": {**lora, "resume": str(folder / "lora.ckpt")},
         "moe-experts": {
             **dealt,
             "strategy": {**EXPERTS, **OFFLOAD},
             "activation_checkpointing": True,
         },
-        "experts-saved": {**dealt, "epochs": 2, "save": str(folder / "experts.ckpt")},
+        "experts-saved": {**dealt, "epochs": 1, "save": str(folder / "experts.ckpt")},
         "experts-resumed": {**moe, "resume": str(folder / "experts.ckpt")},
-        "experts-lora": {**dealt, "epochs": 3, "adapter": {"rank": 2}},
-        "moe-lora": {**moe, "epochs": 3, "adapter": {"rank": 2}},
+        "experts-lora": {**dealt, "adapter": {"rank": 2}},
+        "moe-lora": {**moe, "adapter": {"rank": 2}},
         "dense-half": {**dense, "strategy": HALF},
         "moe-half": {**dealt, "strategy": {**EXPERTS, **HALF}},
         "steps": {**moe, "epochs": 2, "num_steps": 2, "activation_checkpointing": True},
@@ -101,7 +101,7 @@ def test_two_ranks_with_ragged_work_learn_and_score_what_one_does(alone, two, mo
     assert abs(one["losses"][0] - one["losses"][-1]) > 1e-2
     assert found["losses"] == close(one["losses"])
     assert found["norms"] == pytest.approx(one["norms"], rel=1e-3)
-    assert found["steps"] == one["steps"] == 5
+    assert found["steps"] == one["steps"] == 3
     mine = one["scores"][:5] + one["scores"][7:]  # of the first and the third group
     assert torch.tensor(found["scores"]).shape == torch.tensor(mine).shape
     assert (torch.tensor(found["scores"]) - torch.tensor(mine)).abs().max() < 1e-5
@@ -120,7 +120,7 @@ def test_metrics_of_two_ragged_ranks_are_those_of_the_union(alone, two, name):
 
 
 def test_ranks_exchange_metrics_twice_an_epoch(two):
-    assert two[0]["moe-fsdp"]["exchanges"] == 2 * 5
+    assert two[0]["moe-fsdp"]["exchanges"] == 2 * 3
 
 
 @pytest.mark.parametrize("model", ["dense", "moe"])
@@ -146,16 +146,16 @@ def test_a_sharded_policy_is_pushed_whole_under_the_names_of_its_files(alone, tw
 
 def test_a_run_goes_on_with_any_number_of_ranks(alone, two, models, tmp_path):
     found, folder = two
-    assert found["resumed"]["losses"] == close(alone["moe"]["losses"][2:])
-    assert found["from-one"]["losses"] == close(alone["dense"]["losses"][2:])
+    assert found["resumed"]["losses"] == close(alone["moe"]["losses"][1:])
+    assert found["from-one"]["losses"] == close(alone["dense"]["losses"][1:])
     job = {"model": models["moe"], "strategy": FSDP, "resume": str(folder / "sharded.ckpt")}
     one = run_ranks(tmp_path, 1, resumed=job)
-    assert one["resumed"]["losses"] == close(alone["moe"]["losses"][2:])
+    assert one["resumed"]["losses"] == close(alone["moe"]["losses"][1:])
 
 
 def test_dealt_experts_are_resumed_by_ranks_that_hold_all_of_them_and_take_an_adapter(alone, two):
     found, _ = two
-    assert found["experts-resumed"]["losses"] == close(alone["moe"]["losses"][2:])
+    assert found["experts-resumed"]["losses"] == close(alone["moe"]["losses"][1:])
     assert found["experts-lora"]["losses"] == close(found["moe-lora"]["losses"])
 
 
@@ -165,7 +165,7 @@ def test_several_steps_and_activation_checkpointing_run_sharded(two):
 
 def test_an_adapter_is_sharded_saved_alone_and_resumed(two):
     found, folder = two
-    assert found["lora-resumed"]["losses"] == close(found["lora"]["losses"][2:])
+    assert found["lora-resumed"]["losses"] == close(found["lora"]["losses"][1:])
     assert found["lora"]["losses"][0] != close([found["lora"]["losses"][2]])
     weights = read_checkpoint(folder / "lora.ckpt")["state_dict"]
     assert weights
@@ -216,4 +216,4 @@ def test_four_ranks_shard_in_pairs_that_replicate(alone, two, models, tmp_path):
     found = run_ranks(tmp_path, 4, **jobs, resumed=resumed)
     for name in jobs:
         assert found[name]["losses"] == close(alone[name.split("-")[0]]["losses"])
-    assert found["resumed"]["losses"] == close(alone["moe"]["losses"][2:])
+    assert found["resumed"]["losses"] == close(alone["moe"]["losses"][1:])
