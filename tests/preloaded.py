@@ -1,12 +1,12 @@
-"""What the server imports from which the processes of tests are forked; nothing here computes."""
+"""What the server imports from which the processes of tests are forked."""
 
 import gc
 import os
 
 import torch
+from parsed import parser
 
 import callbacks  # noqa: F401
-import trace_pl.commands.cli  # noqa: F401
 from trace_pl.engines.vllm.setup import import_vllm
 from trace_pl.errors import ConfigError
 
@@ -19,5 +19,7 @@ except ConfigError:
     pass  # whoever needs it says so
 os.environ.clear()
 os.environ.update(before)
+parser()  # what it reads of signatures is kept
 gc.collect()
 gc.freeze()  # what all share stays shared: the collector writes to what it visits
+gc.unfreeze = lambda: None  # vLLM calls it where it ends, and collects

@@ -153,6 +153,12 @@ def command_line(*arguments):
     return main()
 
 
+def run_script(text, *arguments):
+    """Run a script in this process, as ``python -c`` does."""
+    sys.argv = ["-c", *arguments]
+    exec(text, {"__name__": "__main__"})
+
+
 def start(*arguments, environment=None):
     """Start ``trace-pl ARGUMENTS``."""
     return Run(command_line, *arguments, environment=environment)

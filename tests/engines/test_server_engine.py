@@ -2,17 +2,16 @@
 
 import logging
 import os
+import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from processes import PATIENCE_S, Run, free_port, popen
+from processes import PATIENCE_S, Run, free_port, run_script
 from scripted import SCHEMA, FunctionTools
 
 from trace_pl.engines.protocol import GenerationRequest
@@ -131,11 +130,10 @@ def test_a_child_that_can_not_start_shows_its_log_and_leaves_nothing(
 TRAINER = """
 import sys, time
 from trace_pl.engines.server.engine import ServerEngine
-from trace_pl.engines.server.main import main as serve
 from trace_pl.engines.server.weight_files import WeightFiles
 engine = ServerEngine(sys.argv[1], 512, kv_cache_gib=0.1, transfer=WeightFiles(sys.argv[2]))
 (engine._folder / "left.safetensors").write_text("weights on their way")
-print(engine.pid, flush=True)
+print('server', engine.pid, flush=True)
 time.sleep(600)
 """
 FAILING_TRAINER = """
@@ -144,33 +142,33 @@ from pathlib import Path
 from trace_pl.engines.server.process import ServerProcess
 folder = Path(sys.argv[2]) / "weights"
 folder.mkdir()
-print(ServerProcess([sys.argv[1]], 1, [folder]).pid, flush=True)
+print('server', ServerProcess([sys.argv[1]], 1, [folder]).pid, flush=True)
 raise RuntimeError("the trainer fails while its server starts")
 """
 
 
-def start_trainer(script, *arguments):
-    """Return a trainer and the id of its server."""
-    command = [sys.executable, "-c", script, *arguments]
-    trainer = popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return trainer, int(trainer.stdout.readline())
+def server_of(trainer):
+    """Return the id of a trainer's server, which has an interpreter of its own; None before it."""
+    found = re.search(r"^server (\d+)$", trainer.output(), re.MULTILINE)
+    return found and int(found[1])
 
 
 def test_no_process_and_no_file_outlives_a_killed_trainer(tiny_model_dir, tmp_path):
-    trainer, pid = start_trainer(TRAINER, tiny_model_dir, tmp_path)
-    servers = family(pid)
+    trainer = Run(run_script, TRAINER, str(tiny_model_dir), str(tmp_path))
+    trainer.wait_for(lambda: server_of(trainer))
+    servers = family(server_of(trainer))
     assert len(servers) == 2  # vLLM's front and its engine
-    trainer.kill()
+    trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     assert wait_until_gone(servers)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_process_and_no_file_outlives_a_trainer_that_fails(tiny_model_dir, tmp_path):
-    trainer, pid = start_trainer(FAILING_TRAINER, tiny_model_dir, tmp_path)
-    assert trainer.wait(PATIENCE_S) == 1
+    trainer = Run(run_script, FAILING_TRAINER, str(tiny_model_dir), str(tmp_path))
+    assert "the trainer fails" in trainer.finish(code=1)
     deadline = time.monotonic() + PATIENCE_S
-    while psutil.pid_exists(pid):
+    while psutil.pid_exists(server_of(trainer)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     assert list(tmp_path.iterdir()) == []

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from processes import PATIENCE_S, free_port, popen
+from processes import PATIENCE_S, Ranks, command_line, free_port, popen
 
 from trace_pl.models.checkpoint import read_checkpoint
 
@@ -29,11 +29,13 @@ SETTINGS = (
 )
 
 
-def start_node(rank: int, port: int, runs: Path, *settings: str) -> subprocess.Popen:
+def start_node(
+    rank: int, port: int, runs: Path, *settings: str, nodes: int = 2
+) -> subprocess.Popen:
     environment = {
         **os.environ,
         "NODE_RANK": str(rank),
-        "NODES": "2",
+        "NODES": str(nodes),
         "GPUS_PER_NODE": "1",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
@@ -60,11 +62,14 @@ def test_two_nodes_train_one_policy(tmp_path):
 
 
 def test_a_world_that_can_not_be_divided_is_refused(tmp_path):
-    port = free_port()
     wrong = "--trainer.strategy.init_args.shard_size=4"
-    nodes = [start_node(rank, port, tmp_path, wrong) for rank in range(2)]
-    errors = [node.communicate(timeout=PATIENCE_S)[1] for node in nodes]
-    assert all(node.returncode != 0 for node in nodes)
-    # Whoever finds out first ends the other, which may not have come that far.
-    assert any("shard_size (4) divides, got 2" in error for error in errors), errors
+    node = start_node(0, free_port(), tmp_path, wrong, nodes=1)
+    _, errors = node.communicate(timeout=PATIENCE_S)
+    assert node.returncode != 0
+    assert "shard_size (4) divides, got 1" in errors
+    runs = f"--trainer.logger.init_args.save_dir={tmp_path}"
+    two = ("--trainer.devices=2", "--trainer.num_nodes=1")
+    group = Ranks(2, command_line, "fit", *SETTINGS, wrong, runs, *two)
+    for rank in group.ranks:
+        assert "shard_size (4) divides, got 2" in rank.finish(code=2)
     assert list(tmp_path.glob("quickstart/*")) == []

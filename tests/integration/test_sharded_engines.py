@@ -1,35 +1,31 @@
 """Two ranks of a sharded trainer sample with real vLLM: a shared server, or one in each process."""
 
-import subprocess
-import sys
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_S, Ranks, command_line, free_port, popen
+from processes import PATIENCE_S, Ranks, Run, command_line, free_port
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from trace_pl.engines.server.main import main as serve
 from trace_pl.models.checkpoint import read_meta
 
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def url(tmp_path):
+def url():
     """A server that was started by hand, as on another machine."""
     port = free_port()
     folder = ROOT / "trace_pl" / "tasks" / "closed_web" / "base"
-    command = [sys.executable, "-m", "trace_pl.engines.server.main", folder]
-    command += ["--max-model-len=1024", "--max-num-seqs=32", "--dtype=float32"]
-    command += [f"--kv-cache-memory-bytes={2**27}", "--host=127.0.0.1", f"--port={port}"]
-    log = tmp_path / "server.log"
-    with log.open("w") as file:
-        server = popen(command, stdout=file, stderr=subprocess.STDOUT)
+    arguments = [str(folder), "--max-model-len=1024", "--max-num-seqs=32", "--dtype=float32"]
+    arguments += [f"--kv-cache-memory-bytes={2**27}", "--host=127.0.0.1", f"--port={port}"]
+    server = Run(serve, arguments)
     address = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + PATIENCE_S
     while not is_healthy(address):
-        assert server.poll() is None, log.read_text()[-3000:]
+        assert server.poll() is None, server.output()[-3000:]
         assert time.monotonic() < deadline
         time.sleep(0.2)
     return address
