@@ -118,7 +118,9 @@ class ToolResult:
     error: str | None = None
     """One of :data:`TOOL_ERRORS`."""
     docids: tuple[str, ...] = ()
-    """Documents shown to the policy by this result."""
+    """Documents that this result shows to the policy, be it only by a line."""
+    opened: tuple[str, ...] = ()
+    """Those of them that it shows in full."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,5 +136,5 @@ def test_clean_calls_and_results_stay_as_they_are():
         "search", {"query": "\u00e9\U0001f6a2\n\t", "n": [1, None, True], "o": nested(31)}
     )
     assert clean_call(call) == call
-    result = ToolResult("a\tpage\n", "tool", ("d0", "d1"))
+    result = ToolResult("a\tpage\n", "tool", ("d0", "d1"), ("d1",))
     assert clean_result(result) == result

@@ -10,7 +10,7 @@ from callbacks.value_curve import value_curves
 from trace_pl.errors import ConfigError
 from trace_pl.rollout.grading import Reward
 from trace_pl.tasks.rewards import ExactMatchReward
-from trace_pl.training.rollout_metrics import rollout_items
+from trace_pl.training.rollout_metrics import rollout_statistics
 from trace_pl.types import Grade, ProbeValues, RolloutGroup
 
 
@@ -91,7 +91,7 @@ def test_a_class_that_can_not_be_called_so_is_refused_by_the_parser():
 
 def test_success_counts_right_answers_and_not_positive_rewards():
     paid, right = rollout(reward=0.1, is_correct=False), rollout(1, reward=0.0, is_correct=True)
-    items = rollout_items([paid, right])
+    items = rollout_statistics([paid, right])
     assert items["success"].tolist() == [0.0, 1.0]
     assert items["reward"].tolist() == [0.1, 0.0]
     assert "wrong, reward 0.1" in render_rollout(paid, str, [0.0])

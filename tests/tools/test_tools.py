@@ -43,7 +43,9 @@ def test_search_without_a_hit_says_so_and_leaves_nothing_to_open():
 def test_open_shows_title_and_text_and_the_whole_body_below_a_rule():
     call = Caller(BROWSER)
     call("search", query="Arden tower")
-    assert call("open", id=1) == ToolResult(f"Arden Tower: {TOWER.text}", None, ("d1",))
+    assert call("open", id=1) == ToolResult(
+        f"Arden Tower: {TOWER.text}", docids=("d1",), opened=("d1",)
+    )
 
 
 @pytest.mark.parametrize("id_", [2, "2", " 2 ", 2.0, "2.0", "d4"])

@@ -22,7 +22,7 @@ from trace_pl.errors import CreditError
 from trace_pl.losses import KLPenalty, TokenClip
 from trace_pl.models.adapters import LoRA
 from trace_pl.models.loading import load_model
-from trace_pl.training import module as module_file
+from trace_pl.training import policy_module
 from trace_pl.training.credit_assigner import CreditAssigner
 from trace_pl.training.datamodule import RolloutDataModule
 from trace_pl.training.module import TraceModule
@@ -50,13 +50,13 @@ class AsksAnyway(FrozenReferenceProber):
 def loaded(monkeypatch):
     """Names of the references that were loaded."""
     names = []
-    load = module_file.load_reference
+    load = policy_module.load_reference
 
     def counted(name, *rest):
         names.append(name)
         return load(name, *rest)
 
-    monkeypatch.setattr(module_file, "load_reference", counted)
+    monkeypatch.setattr(policy_module, "load_reference", counted)
     return names
 
 

@@ -52,6 +52,7 @@ def clean_result(result: ToolResult) -> ToolResult:
         clean_text(result.text),
         None if result.error is None else clean_text(result.error),
         tuple(map(clean_text, result.docids)),
+        tuple(map(clean_text, result.opened)),
     )
 
 

@@ -42,7 +42,7 @@ class ScoreStore:
         except sqlite3.Error as error:
             raise ConfigError(
                 f"Expected a store of scores at '{path}', got: {error}. Delete the file; it holds "
-                "nothing that can not be computed again."
+                "nothing that cannot be computed again."
             ) from error
 
     def read(self, keys: Iterable[bytes]) -> dict[bytes, Tensor]:
@@ -83,6 +83,11 @@ class CachedScorer:
         """Boundaries that were asked for so far."""
         self.num_scored = 0
         """Boundaries that the other scorer had to score."""
+
+    @property
+    def is_reused(self) -> Tensor:
+        """Bool, for each boundary asked for (in no order) whether its score was known already."""
+        return torch.arange(self.num_asked) >= self.num_scored
 
     def score(self, requests: Sequence[ProbeRequest]) -> list[Tensor]:
         """Return the mean log-prob of each answer after each prefix; see ``Scorer.score``."""

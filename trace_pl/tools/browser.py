@@ -111,7 +111,8 @@ class BrowserSession:
             return _failure("arguments", str(error))
         # Errors repeat what the policy wrote, so they do not count as read.
         self._read.append(text)
-        return ToolResult(display.neutralise(text), docids=docids)
+        opened = docids if tool is OPEN else ()
+        return ToolResult(display.neutralise(text), docids=docids, opened=opened)
 
     def _search(self, query: str) -> tuple[str, tuple[str, ...]]:
         browser = self._browser

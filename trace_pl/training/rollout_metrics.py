@@ -1,4 +1,4 @@
-"""How an agent behaved, from finished rollouts: the items whose means are logged."""
+"""How an agent behaved: statistics of finished rollouts, whose means are logged."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from trace_pl.credit.anchoring import EQUAL_REWARDS
 from trace_pl.types import TOOL_ERRORS, Rollout, RolloutGroup, StopReason
 
 
-def rollout_items(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
+def rollout_statistics(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
     """Return what is averaged: success, turns, tokens, how rollouts ended, what they found.
 
-    Most have one item for each rollout, ``tool_errors`` one for each turn. ``evidence_recall``
-    is the share of the question's known evidence pages that some tool result showed in full by
-    ``open``; only rollouts of questions that name their evidence have one.
+    Most have one item for each rollout, ``tool_errors`` one for each turn. ``evidence_recall`` has
+    one for each rollout of a question that names its evidence.
     """
     errors = [turn.result.error for r in rollouts for turn in r.turns]
     recalls = [recall for r in rollouts if (recall := evidence_recall(r)) is not None]
@@ -37,23 +36,21 @@ def rollout_items(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
     return {name: torch.tensor(values, dtype=torch.float64) for name, values in items.items()}
 
 
-def group_items(groups: Sequence[RolloutGroup]) -> dict[str, Tensor]:
-    """Return which groups carry no outcome signal, one item for each."""
+def group_statistics(groups: Sequence[RolloutGroup]) -> dict[str, Tensor]:
+    """Return which groups carry no outcome signal, one item for each group."""
     flat = [float(g.rewards.max() - g.rewards.min()) <= EQUAL_REWARDS for g in groups]
     return {"zero_variance_groups": torch.tensor(flat, dtype=torch.float64)}
 
 
 def evidence_recall(rollout: Rollout) -> float | None:
-    """Return the share of the question's evidence pages that were opened, None if unknown."""
+    """Return the share of the question's evidence that some tool result showed in full.
+
+    None if the question does not name its evidence.
+    """
     evidence = set(rollout.question.evidence)
     if not evidence:
         return None
-    opened = {
-        docid
-        for turn in rollout.turns
-        if turn.call.name.endswith("open")
-        for docid in turn.result.docids
-    }
+    opened = {docid for turn in rollout.turns for docid in turn.result.opened}
     return len(evidence & opened) / len(evidence)
 
 

@@ -21,26 +21,23 @@ class StepGuard:
     def __init__(self, max_bad_steps: int) -> None:
         self.max_bad_steps = max_bad_steps
         self._bad_steps = 0
-        self._bad_rows: tuple[str, ...] = ()
-        self._is_bad = False
+        self._watched: list[tuple[Tensor, Sequence[str]]] = []
 
     def watch(self, loss: Tensor, rollout_ids: Sequence[str]) -> None:
-        """Remember the rollouts of a micro-batch whose loss is not finite."""
-        if not torch.isfinite(loss):
-            self._is_bad = True
-            self._bad_rows += tuple(rollout_ids)
+        """Remember the loss of a micro-batch and its rollouts."""
+        # Read only once per step: reading waits for the accelerator.
+        self._watched.append((loss.detach().isfinite(), rollout_ids))
 
-    def share(self, strategy: Strategy) -> None:
-        """Agree with the other ranks: a step that is bad for one is dropped by all."""
-        self._is_bad = strategy.reduce_boolean_decision(self._is_bad, all=False)
-
-    def check(self, norm: Tensor, parameters: Iterable[nn.Parameter], step: int) -> str:
-        """Judge a step before it is taken.
+    def check(
+        self, norm: Tensor, parameters: Iterable[nn.Parameter], step: int, strategy: Strategy
+    ) -> str:
+        """Judge a step before it is taken; a step that is bad for one rank is dropped by all.
 
         Args:
-            norm: Of the gradient.
-            parameters: Whose gradients are dropped if the step is bad.
-            step: Its number, for the message.
+            norm: Norm of the whole gradient, equal on all ranks.
+            parameters: Parameters whose gradients are dropped if the step is bad.
+            step: Number of the step, for the message.
+            strategy: Exchanges what the ranks have seen.
 
         Returns:
             What is not finite; empty for a good step.
@@ -48,14 +45,18 @@ class StepGuard:
         Raises:
             NumericalError: at the ``max_bad_steps``-th bad step in a row.
         """
-        bad_rows, self._bad_rows = self._bad_rows, ()
-        is_bad, self._is_bad = self._is_bad, False
-        if torch.isfinite(norm) and not is_bad:
+        is_finite = torch.stack([norm.isfinite(), *(finite for finite, _ in self._watched)])
+        good_norm, *good_losses = is_finite.tolist()
+        watched, self._watched = self._watched, []
+        bad_batches = [ids for (_, ids), good in zip(watched, good_losses, strict=True) if not good]
+        is_bad = strategy.reduce_boolean_decision(bool(bad_batches), all=False)
+        if good_norm and not is_bad:
             self._bad_steps = 0
             return ""
         for parameter in parameters:
             parameter.grad = None
         self._bad_steps += 1
+        bad_rows = [id_ for ids in bad_batches for id_ in ids]
         where = f"the loss of rollouts {', '.join(bad_rows[:4])}" if bad_rows else "the gradient"
         if self._bad_steps >= self.max_bad_steps:
             raise NumericalError(
