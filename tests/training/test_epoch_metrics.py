@@ -7,10 +7,11 @@ import torch
 from builders import group
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import MeanMetric
 
 from trace_pl.credit.pipeline import CreditReport
-from trace_pl.training.credit_assigner import experience_metrics
+from trace_pl.training.credit_metrics import experience_metrics
 from trace_pl.training.metrics import EpochMetrics
 from trace_pl.types import ProbeValues, TokenAdvantages
 
@@ -72,6 +73,31 @@ def test_thousands_of_updates_lose_no_digits():
         metrics.average({"x": torch.tensor(0.1, dtype=torch.float64)})
     metrics.average({"x": torch.tensor(1e8, dtype=torch.float64)})
     assert metrics.compute()["x"] == pytest.approx((2e2 + 1e8) / 2_001, rel=1e-12)
+
+
+class Conversions(TorchDispatchMode):
+    """Counts what is moved to main memory or cast, which both are this operation."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.number += function is torch.ops.aten._to_copy.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_the_items_of_an_update_are_moved_together():
+    metrics = EpochMetrics()
+    items = {f"loss/{name}": torch.tensor(float(number)) for number, name in enumerate("abcdefgh")}
+    items["loss/finite"] = torch.tensor([True, False])
+    metrics.average(items)  # makes the metrics
+    with Conversions() as conversions:
+        metrics.average(items)
+    assert conversions.number == 1
+    found = metrics.compute()
+    assert found["loss/h"] == 7.0
+    assert found["loss/finite"] == 0.5
 
 
 def test_half_precision_would_reach_the_states_of_a_metric_inside_a_module():

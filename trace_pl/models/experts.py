@@ -82,10 +82,14 @@ class ExpertLoad(Metric):
         zeros = torch.zeros(num_layers, num_experts, dtype=torch.float64)
         self.add_state("counts_NE", zeros, dist_reduce_fx="sum")
 
-    def update(self, layer: int, experts: Tensor) -> None:
-        """Count the experts of some tokens in one layer."""
-        found = torch.bincount(experts.reshape(-1), minlength=self.counts_NE.shape[1])
-        self.counts_NE[layer] += found.cpu()
+    def update(self, experts_NLK: Tensor) -> None:
+        """Count the K experts of each of L tokens in all N layers."""
+        num_layers, num_experts = self.counts_NE.shape
+        first_N = num_experts * torch.arange(num_layers, device=experts_NLK.device)
+        numbers = (first_N[:, None, None] + experts_NLK).flatten()
+        # Moved at once: each copy from an accelerator waits for all that it has to do.
+        found = torch.bincount(numbers, minlength=self.counts_NE.numel()).cpu()
+        self.counts_NE += found.view_as(self.counts_NE)
 
     def compute(self) -> dict[str, Tensor]:
         """Return both figures; NaN before any token."""
@@ -108,7 +112,8 @@ class RouterWatch:
         for number, router in enumerate(self.routers):
             router.register_forward_hook(partial(self._after, number))
         self._choices: Tensor | None = None
-        self._logits: list[Tensor] | None = None
+        self._seen: dict[int, tuple[Tensor, Tensor]] | None = None
+        """Logits and experts by layer, while a forward is watched."""
 
     def begin(self, choices_LNK: Tensor | None = None) -> None:
         """Watch the next forward.
@@ -119,14 +124,16 @@ class RouterWatch:
                 computed again in the backward pass.
         """
         self._choices = choices_LNK
-        self._logits = []
+        self._seen = {}
 
     def finish(self) -> Tensor:
         """Return the load-balancing loss of that forward, and count its tokens."""
-        logits, self._logits = self._logits, None
-        assert logits, "begin() and a forward come first"
+        seen, self._seen = self._seen, None
+        assert seen, "begin() and a forward come first"
+        logits, experts = zip(*seen.values(), strict=True)
+        self.load.update(torch.stack(experts))
         first: Any = self.routers[0]
-        gates: Any = tuple(logits)  # annotated as a tuple of one
+        gates: Any = logits  # annotated as a tuple of one
         loss = load_balancing_loss_func(gates, first.num_experts, first.top_k)
         assert isinstance(loss, Tensor)
         return loss
@@ -137,9 +144,9 @@ class RouterWatch:
         logits_LE, scores_LK, experts_LK = outputs
         if self._choices is not None:
             scores_LK, experts_LK = _follow(router, self._choices[:, number], *outputs)
-        if self._logits is not None:
-            self._logits.append(logits_LE)
-            self.load.update(number, experts_LK)
+        if self._seen is not None:
+            # A layer that is computed again in the backward pass counts once.
+            self._seen.setdefault(number, (logits_LE, experts_LK))
         return None if self._choices is None else (logits_LE, scores_LK, experts_LK)
 
 

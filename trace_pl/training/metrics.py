@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from lightning import LightningModule
@@ -39,10 +39,10 @@ class EpochMetrics:
 
     def average(self, items: Mapping[str, Tensor]) -> None:
         """Add items to the mean of each tag; there may be none of them."""
-        for tag, values in items.items():
+        for tag, values in zip(items, _plain(*items.values()), strict=True):
             # The other strategies drop NaN, and the loss of a bad step should be seen.
             metric = self._metrics.get(tag) or self.add(tag, MeanMetric("disable", **ALONE))
-            metric.update(_plain(values))
+            metric.update(values)
 
     def total(self, tag: str, number: float) -> None:
         """Add to the sum of a tag."""
@@ -52,18 +52,18 @@ class EpochMetrics:
     def largest(self, tag: str, values: Tensor) -> None:
         """Keep the largest item of a tag; there may be none of them."""
         metric = self._metrics.get(tag) or self.add(tag, MaxMetric("disable", **ALONE))
-        metric.update(_plain(values))
+        metric.update(*_plain(values))
 
     def smallest(self, tag: str, values: Tensor) -> None:
         """Keep the smallest item of a tag; there may be none of them."""
         metric = self._metrics.get(tag) or self.add(tag, MinMetric("disable", **ALONE))
-        metric.update(_plain(values))
+        metric.update(*_plain(values))
 
     def correlate(self, tag: str, first: Tensor, second: Tensor) -> None:
         """Add pairs to the correlation of a tag, which is not defined where a side is constant."""
         metric = self._metrics.get(tag) or self.add(tag, PearsonCorrCoef(**ALONE))
         if first.numel() > 0:
-            metric.update(_plain(first), _plain(second))
+            metric.update(*_plain(first, second))
 
     def states(self) -> Tensor:
         """Return the (S,) states of all metrics of this rank."""
@@ -107,8 +107,18 @@ class EpochMetrics:
                 yield state
 
 
-def _plain(values: Tensor) -> Tensor:
-    return values.detach().to("cpu", torch.float64)
+def _plain(*items: Tensor) -> Sequence[Tensor]:
+    """Return floats or flags as float64 vectors in main memory.
+
+    They travel as one: each copy from an accelerator would wait for all that it has to do.
+    """
+    if not items:
+        return ()
+    device = items[0].device
+    together = torch.cat([values.detach().flatten().to(device) for values in items])
+    # First to main memory: not every accelerator has float64.
+    vector: Tensor = together.cpu().double()
+    return torch.split(vector, [values.numel() for values in items])
 
 
 def _take(metric: Metric, parts: Iterator[Tensor]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from trace_pl.losses.corrections import WEIGHT_CAP
@@ -23,8 +24,8 @@ def add_mismatch(
         weights_above_cap       share of exp(d) above 2
     """
     # From here on in main memory: not every accelerator has float64.
-    trainer = trainer_BT[mask_BT].detach().cpu().double()
-    sampler = sampler_BT[mask_BT].detach().cpu().double()
+    both_2M = torch.stack([trainer_BT, sampler_BT])[:, mask_BT].detach().cpu().double()
+    trainer, sampler = both_2M
     difference = trainer - sampler
     metrics.average(
         {
