@@ -104,6 +104,8 @@ def test_a_command_works_as_it_is_written(words, paragraph, workspace, monkeypat
         check_script(words[1:])
     elif first in ("fit", "validate", "test", "predict"):
         check_run([*words[1:]], paragraph)
+    elif first == "doctor":
+        check_doctor(words[2:], paragraph)
     elif first == "export":
         trained = next(Path("runs").rglob("last.ckpt"))
         assert run_cli("export", str(trained), *words[3:]) == 0
@@ -123,6 +125,14 @@ def check_run(words, paragraph):
     else:
         config = () if "--config" in words else ("--config", "quickstart")
         assert run_cli(*words, *config, *SMALL) == 0
+
+
+def check_doctor(words, paragraph):
+    if words:
+        assert "GPU" in paragraph, "the text says what it needs"
+        assert run_cli("fit", *words, "--print_config") == 0
+    else:
+        assert run_cli("doctor") == 0
 
 
 def check_extra(requirement):

@@ -23,6 +23,10 @@ COMMANDS = {
         "trace_pl.commands.plan",
         "say whether a run fits the GPUs, and how long it takes",
     ),
+    "doctor": (
+        "trace_pl.commands.doctor",
+        "say whether engine, weights and training work on this machine",
+    ),
     "export": ("trace_pl.commands.export", "write a checkpoint as a Hugging Face folder"),
     "configs": ("trace_pl.commands.configs", "list the configs that are shipped, or print one"),
     "make-base": ("trace_pl.commands.make_base", "train the built-in tiny model again"),
