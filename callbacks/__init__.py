@@ -1,6 +1,6 @@
 """What a run's config picks by name: the stages of credit assignment, and monitors of a run."""
 
-from callbacks.anchors import AnchorStates, OutcomeOnly, TraceAnchor
+from callbacks.anchors import GiGPOAnchor, OutcomeOnly, TraceAnchor
 from callbacks.backups import KStepTD, MonteCarlo, ShuffledKStepTD
 from callbacks.health_monitor import HealthMonitor
 from callbacks.probers import FrozenReferenceProber, NoProber, PolicyProber
@@ -11,9 +11,9 @@ from callbacks.segmenters import FixedTokenSegmenter, ReasoningSegmenter, ToolCa
 from callbacks.value_curve import ValueCurve
 
 __all__ = [
-    "AnchorStates",
     "FixedTokenSegmenter",
     "FrozenReferenceProber",
+    "GiGPOAnchor",
     "HealthMonitor",
     "KStepTD",
     "MonteCarlo",

@@ -9,13 +9,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trace_pl.credit.anchor_states import (
+from trace_pl.credit.anchoring import anchored_turn_rewards, token_advantages
+from trace_pl.credit.gigpo import (
     EqualStates,
     StateMatch,
-    anchor_state_advantages,
+    gigpo_step_advantages,
     observed_states,
 )
-from trace_pl.credit.anchoring import anchored_turn_rewards, token_advantages
 from trace_pl.credit.outcomes import OutcomeBaseline, StandardisedOutcome
 from trace_pl.credit.stages import Anchor
 from trace_pl.credit.td import check_backup_settings
@@ -107,7 +107,7 @@ class OutcomeOnly(Anchor):
         return _spread(group, boundaries, no_rewards, outcomes, self.outcome_weight, 0.0)
 
 
-class AnchorStates(Anchor):
+class GiGPOAnchor(Anchor):
     """The group in group of GiGPO: outcome advantage plus that among turns from the same state.
 
     Deviation: the final answer is no turn here and gets the outcome advantage alone.
@@ -155,7 +155,7 @@ class AnchorStates(Anchor):
             for rollout, ends in zip(group.rollouts, boundaries, strict=True)
         ]
         rewards = group.rewards
-        steps = anchor_state_advantages(states, rewards, self.discount, self.match, self.outcome)
+        steps = gigpo_step_advantages(states, rewards, self.discount, self.match, self.outcome)
         outcomes = self.outcome(rewards)
         return _spread(group, boundaries, steps, outcomes, self.outcome_weight, self.step_weight)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache, partial
 from typing import ClassVar, Literal, get_args
 
 import torch
@@ -63,37 +64,29 @@ class FrozenReferenceProber(Prober):
         template: Template,
     ) -> list[ProbeValues]:
         """Return the values of all boundaries of all rollouts; see ``Prober.probe``."""
-        # The rollouts of a group share one question: its answers are tokenised once.
         opening = template.answer_opening if self.opening is None else self.opening
-        branches: dict[tuple[tuple[str, ...], bool], tuple[Branch, ...]] = {}
-        requests = []
-        places: list[tuple[int, list[int]]] = []
-        for number, (rollout, ends) in enumerate(zip(rollouts, boundaries, strict=True)):
+        # The rollouts of a group share one question, so its answers are tokenised once.
+        branches = cache(partial(_branches, template, opening))
+        levels = [torch.empty(ends.num_turns + 1) for ends in boundaries]
+        requests: list[ProbeRequest] = []
+        targets: list[tuple[Tensor, list[int]]] = []  # where the answer to each request belongs
+        for rollout, ends, level in zip(rollouts, boundaries, levels, strict=True):
             answers = self._answers(rollout.question)
-            for inside, indices in _by_place(rollout, ends).items():
-                if (answers, inside) not in branches:
-                    branches[answers, inside] = tuple(
-                        template.render(opening, text, inside) for text in answers
-                    )
-                prefix_ends = tuple(ends.prefix_ends[k] for k in indices)
-                places.append((number, indices))
-                requests.append(
-                    ProbeRequest(
-                        rollout.id, rollout.token_ids, prefix_ends, branches[answers, inside]
-                    )
-                )
-        reduced = [torch.empty(ends.num_turns + 1) for ends in boundaries]
-        for (number, indices), scores in zip(places, scorer.score(requests), strict=True):
-            reduced[number][indices] = (
-                scores.mean(dim=1) if self.aliases == "mean" else scores.amax(dim=1)
-            )
-        return [
-            self._to_values(rollout.id, logprobs)
-            for rollout, logprobs in zip(rollouts, reduced, strict=True)
-        ]
+            for inside, numbers in _by_place(rollout, ends).items():
+                prefix_ends = tuple(ends.prefix_ends[k] for k in numbers)
+                asked = branches(answers, inside)
+                requests.append(ProbeRequest(rollout.id, rollout.token_ids, prefix_ends, asked))
+                targets.append((level, numbers))
+        for (level, numbers), scores in zip(targets, scorer.score(requests), strict=True):
+            level[numbers] = self._reduced(scores)
+        return [self._to_values(r.id, level) for r, level in zip(rollouts, levels, strict=True)]
 
     def _answers(self, question: Question) -> tuple[str, ...]:
         return question.answers[:1] if self.aliases == "first" else question.answers
+
+    def _reduced(self, scores: Tensor) -> Tensor:
+        """Return one log-prob for each boundary, of one for each boundary and accepted answer."""
+        return scores.mean(dim=1) if self.aliases == "mean" else scores.amax(dim=1)
 
     def _to_values(self, rollout_id: str, logprobs: Tensor) -> ProbeValues:
         mean_logprobs = checked_mean_logprobs(logprobs, owner=f"rollout {rollout_id}")
@@ -103,7 +96,7 @@ class FrozenReferenceProber(Prober):
 class PolicyProber(FrozenReferenceProber):
     """Asks the policy itself, as it is at the start of the epoch, instead of the reference.
 
-    An ablation: the yardstick moves while the policy learns, so values of different epochs can not
+    An ablation: the yardstick moves while the policy learns, so values of different epochs cannot
     be compared, and a policy that grows sure of its answers earns credit for that alone.
     """
 
@@ -128,6 +121,12 @@ class NoProber(Prober):
             ProbeValues(ends.rollout_id, level, level.clone())
             for ends, level in zip(boundaries, zeros, strict=True)
         ]
+
+
+def _branches(
+    template: Template, opening: str, answers: tuple[str, ...], inside: bool
+) -> tuple[Branch, ...]:
+    return tuple(template.render(opening, answer, inside) for answer in answers)
 
 
 def _by_place(rollout: Rollout, boundaries: Boundaries) -> dict[bool, list[int]]:

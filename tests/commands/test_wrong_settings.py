@@ -14,7 +14,7 @@ from trace_pl.commands.signatures import slots_of
 from trace_pl.errors import ConfigError
 
 BACKUPS = "There are: callbacks.KStepTD, callbacks.MonteCarlo, callbacks.ShuffledKStepTD."
-ANCHORS = "There are: callbacks.AnchorStates, callbacks.OutcomeOnly, callbacks.TraceAnchor."
+ANCHORS = "There are: callbacks.GiGPOAnchor, callbacks.OutcomeOnly, callbacks.TraceAnchor."
 LOSSES = "There are: trace_pl.losses.SequenceClip, trace_pl.losses.TokenClip."
 TRACE_ANCHOR = "It takes outcome_weight, turn_weight, terminal_scale, outcome, train_equal_groups."
 THERE = "on the command line"

@@ -1,11 +1,11 @@
 """Turn-level credit: the mathematics as pure functions, the four stages, and their pipeline."""
 
-from trace_pl.credit.anchor_states import EqualStates, SimilarStates, StateMatch
 from trace_pl.credit.anchoring import (
     anchored_turn_rewards,
     group_outcome_advantages,
     token_advantages,
 )
+from trace_pl.credit.gigpo import EqualStates, SimilarStates, StateMatch
 from trace_pl.credit.outcomes import (
     CentredOutcome,
     LeaveOneOutOutcome,

@@ -8,12 +8,13 @@ own boundary and itself. Nothing is padded, and no layer but the current one kee
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from trace_pl.distributed.same_number import same_number
+from trace_pl.distributed.padding import pad_batches
 from trace_pl.errors import ConfigError
 from trace_pl.models.packed_attention import PackedRow, require_packed_attention
 from trace_pl.models.packed_forward import packed_logprobs
@@ -42,7 +43,7 @@ class BranchedScorer:
             by itself goes beyond it.
 
     Raises:
-        ConfigError: if the model can not read packed rows, or the budget is below one.
+        ConfigError: if the model cannot read packed rows, or the budget is below one.
     """
 
     def __init__(self, model: PreTrainedModel, token_budget: int = 16_384) -> None:
@@ -57,19 +58,14 @@ class BranchedScorer:
     @torch.no_grad()
     def score(self, requests: Sequence[ProbeRequest]) -> list[Tensor]:
         """Return the mean log-prob of each answer after each prefix; see ``Scorer.score``."""
-        layouts = [lay_out_branches(request) for request in requests]
-        costs = [
-            request.prefix_ends[-1] + len(layout.token_ids)
-            for request, layout in zip(requests, layouts, strict=True)
-        ]
-        scores: list[Tensor] = [torch.empty(0)] * len(requests)
-        batches = bins_within(costs, self.token_budget)
-        for batch in same_number(batches, self.model):
+        rows = [lay_out_branches(request) for request in requests]
+        scores: list[Tensor] = [torch.empty(0)] * len(rows)
+        batches = bins_within([len(row) for row in rows], self.token_budget)
+        for batch in pad_batches(batches, self.model):
             if not batch:
                 self._join_forward()
                 continue
-            results = self._score_batch([requests[i] for i in batch], [layouts[i] for i in batch])
-            for index, result in zip(batch, results, strict=True):
+            for index, result in zip(batch, self._score([rows[i] for i in batch]), strict=True):
                 require_finite_scores(result, requests[index].rollout_id)
                 scores[index] = result
         return scores
@@ -79,40 +75,18 @@ class BranchedScorer:
         nothing = torch.zeros(1, dtype=torch.long, device=self.model.device)
         packed_logprobs(self.model, nothing, nothing, [PackedRow(1)], nothing[:0], nothing[:0])
 
-    def _score_batch(
-        self, requests: Sequence[ProbeRequest], layouts: Sequence[BranchLayout]
-    ) -> list[Tensor]:
+    def _score(self, rows: Sequence[BranchLayout]) -> list[Tensor]:
+        """Return the (N + 1, A) scores of each row, all read in one forward."""
         device = self.model.device
-        trunks = [request.token_ids[: request.prefix_ends[-1]] for request in requests]
-        pairs = list(zip(trunks, layouts, strict=True))
-        lengths = torch.tensor([x for t, b in pairs for x in (len(t), len(b.token_ids))])
-        first_of_branches = (lengths.cumsum(0) - lengths)[1::2].tolist()
-        picked = torch.cat([s + b.rows for s, b in zip(first_of_branches, layouts, strict=True)])
-        logprobs = packed_logprobs(
+        starts = accumulate(map(len, rows[:-1]), initial=0)
+        picked = [start + row.row_picked for start, row in zip(starts, rows, strict=True)]
+        logprobs_M = packed_logprobs(
             self.model,
-            torch.cat([x for t, b in pairs for x in (t, b.token_ids)]).to(device),
-            torch.cat([x for t, b in pairs for x in (torch.arange(len(t)), b.position_ids)]).to(
-                device
-            ),
-            [PackedRow(len(t), b.blocks()).to(device) for t, b in pairs],
-            picked.to(device),
-            torch.cat([layout.targets for layout in layouts]).to(device),
-        ).cpu()
-        return [
-            _mean_by_branch(part, request, layout)
-            for part, request, layout in zip(
-                logprobs.split([len(layout.rows) for layout in layouts]),
-                requests,
-                layouts,
-                strict=True,
-            )
-        ]
-
-
-def _mean_by_branch(logprobs: Tensor, request: ProbeRequest, layout: BranchLayout) -> Tensor:
-    """(N + 1, A) float32, from (M,) log-probs of the answers' tokens."""
-    segments = layout.segments[layout.rows]
-    num_segments = len(request.prefix_ends) * len(request.branches)
-    sums = torch.zeros(num_segments).index_add_(0, segments, logprobs)
-    counts = torch.bincount(segments, minlength=num_segments)
-    return (sums / counts).view(len(request.prefix_ends), len(request.branches))
+            token_ids_L=torch.cat([row.row_ids for row in rows]).to(device),
+            position_ids_L=torch.cat([row.row_positions for row in rows]).to(device),
+            rows=[row.packed_row().to(device) for row in rows],
+            picked=torch.cat(picked).to(device),
+            targets_M=torch.cat([row.targets for row in rows]).to(device),
+        )
+        parts = logprobs_M.cpu().split([len(row.targets) for row in rows])
+        return [row.mean_by_branch(part) for row, part in zip(rows, parts, strict=True)]

@@ -13,18 +13,26 @@ import torch
 from torch import Tensor
 
 from trace_pl.errors import CreditError
-from trace_pl.models.packed_attention import BranchBlock
+from trace_pl.models.packed_attention import BranchBlock, PackedRow
 from trace_pl.probes import ProbeRequest
 
 
 @dataclass(frozen=True, eq=False)
 class BranchLayout:
-    """All branches of one request laid end to end (P tokens, M scored answer tokens)."""
+    """One request as a row: its trunk, then all its branches laid end to end.
 
+    The trunk is the trajectory up to the last boundary (S tokens); the branches have P tokens and M
+    scored answer tokens.
+    """
+
+    trunk_ids: Tensor
+    """(S,) int64."""
+    shape: tuple[int, int]
+    """Boundaries (N + 1) and branches of each (A)."""
     token_ids: Tensor
     """(P,) int64."""
     starts: Tensor
-    """(P,) int64, trajectory tokens the branch sees, which is also the position of its first."""
+    """(P,) int64, trunk tokens the branch sees, which is also the position of its first token."""
     offsets: Tensor
     """(P,) int64, place of the token in its own branch."""
     segments: Tensor
@@ -38,6 +46,36 @@ class BranchLayout:
     def position_ids(self) -> Tensor:
         """(P,) int64, positions restart at the boundary of each branch."""
         return self.starts + self.offsets
+
+    @property
+    def row_ids(self) -> Tensor:
+        """(S + P,) int64, the tokens of the whole row."""
+        return torch.cat([self.trunk_ids, self.token_ids])
+
+    @property
+    def row_positions(self) -> Tensor:
+        """(S + P,) int64, the positions of the whole row."""
+        return torch.cat([torch.arange(len(self.trunk_ids)), self.position_ids])
+
+    @property
+    def row_picked(self) -> Tensor:
+        """(M,) int64, places in the whole row that predict an answer token."""
+        return len(self.trunk_ids) + self.rows
+
+    def packed_row(self) -> PackedRow:
+        """Return what attention has to know of the row."""
+        return PackedRow(len(self.trunk_ids), self.blocks())
+
+    def mean_by_branch(self, logprobs_M: Tensor) -> Tensor:
+        """Return the (N + 1, A) mean of each branch's answer tokens, of (M,) log-probs."""
+        segments_M = self.segments[self.rows]
+        num_segments = self.shape[0] * self.shape[1]
+        sums = torch.zeros(num_segments).index_add_(0, segments_M, logprobs_M)
+        return (sums / torch.bincount(segments_M, minlength=num_segments)).view(self.shape)
+
+    def __len__(self) -> int:
+        """Return the tokens of the whole row."""
+        return len(self.trunk_ids) + len(self.token_ids)
 
     def blocks(self, block_tokens: int = 256) -> tuple[BranchBlock, ...]:
         """Return the branches in runs that attend together.
@@ -82,6 +120,8 @@ def lay_out_branches(request: ProbeRequest) -> BranchLayout:
     repeats = torch.tensor(lengths)
     first_of_branch = repeats.cumsum(0) - repeats
     return BranchLayout(
+        trunk_ids=request.token_ids[: request.prefix_ends[-1]],
+        shape=(len(request.prefix_ends), len(request.branches)),
         token_ids=torch.tensor(token_ids),
         starts=torch.tensor(starts).repeat_interleave(repeats),
         offsets=torch.arange(len(token_ids)) - first_of_branch.repeat_interleave(repeats),

@@ -12,14 +12,14 @@ from torch.distributed.fsdp import FSDPModule
 Item = TypeVar("Item")
 
 
-def same_number(batches: Sequence[Sequence[Item]], model: nn.Module) -> list[Sequence[Item]]:
-    """Return the batches, filled up with empty ones to as many as any rank has.
+def pad_batches(batches: Sequence[Sequence[Item]], model: nn.Module) -> list[Sequence[Item]]:
+    """Return the batches, padded with empty ones to as many as the rank with most has.
 
-    Without this the ranks that have more would wait for ever for the weights of the others.
+    Without this, ranks that have more of them would wait forever for the weights of the others.
 
     Args:
-        batches: Of this rank; possibly none.
-        model: What will read them; only a sharded one needs company.
+        batches: Batches of this rank, possibly none.
+        model: The model that will read them; only a sharded one needs all ranks.
     """
     if not isinstance(model, FSDPModule):
         return list(batches)

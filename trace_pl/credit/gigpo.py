@@ -14,6 +14,9 @@ from trace_pl.credit.anchoring import checked_rewards, group_outcome_advantages
 from trace_pl.errors import ConfigError
 from trace_pl.types import Boundaries, Rollout, TokenKind
 
+NUM_HASHES = 512
+"""Hashes of tokens that are counted before states are compared in full."""
+
 
 def observed_states(rollout: Rollout, boundaries: Boundaries) -> list[tuple[int, ...]]:
     """Return what the policy last saw before each of its N turns, as token ids.
@@ -79,16 +82,18 @@ class SimilarStates(StateMatch):
     def clusters(self, states: Sequence[Sequence[Hashable]]) -> list[list[int]]:
         """Return the positions of similar states together."""
         found: list[list[int]] = []
-        firsts: list[Sequence[Hashable]] = []
+        counts_SH = _hash_counts(states)
         for position, state in enumerate(states):
             # It prepares the second sequence, and that is compared to many.
             matcher: SequenceMatcher[Hashable] = SequenceMatcher(None, (), state, autojunk=False)
-            for first, part in zip(firsts, found, strict=True):
-                if self._is_similar(matcher, first, state):
-                    part.append(position)
+            firsts_F = [part[0] for part in found]
+            bound_F = _ratio_bound(counts_SH[firsts_F], counts_SH[position])
+            # Two empty states have no bound and are equal.
+            for number in (~(bound_F < self.threshold)).nonzero().flatten().tolist():
+                if self._is_similar(matcher, states[firsts_F[number]], state):
+                    found[number].append(position)
                     break
             else:
-                firsts.append(state)
                 found.append([position])
         return found
 
@@ -101,13 +106,30 @@ class SimilarStates(StateMatch):
         if first == state:
             return True
         matcher.set_seq1(first)
-        # The first two are upper bounds of the third, and much cheaper.
-        bounds = (matcher.real_quick_ratio, matcher.quick_ratio, matcher.ratio)
-        return all(bound() >= self.threshold for bound in bounds)
+        # The first is an upper bound of the second, and much cheaper.
+        return matcher.quick_ratio() >= self.threshold and matcher.ratio() >= self.threshold
+
+
+def _hash_counts(states: Sequence[Sequence[Hashable]]) -> Tensor:
+    """Return for each of S states how many of its tokens fall on each of H hashes, (S, H) int32."""
+    counts_SH = torch.zeros(len(states), NUM_HASHES, dtype=torch.int32)
+    for counts_H, state in zip(counts_SH, states, strict=True):
+        hashes = torch.tensor([hash(token) % NUM_HASHES for token in state], dtype=torch.long)
+        counts_H += torch.bincount(hashes, minlength=NUM_HASHES)
+    return counts_SH
+
+
+def _ratio_bound(firsts_FH: Tensor, state_H: Tensor) -> Tensor:
+    """Return (F,) float64, at least the ratio of a state with each of F others.
+
+    Tokens in matching blocks have equal hashes, so there are no more of them than hashes shared.
+    """
+    shared_F = torch.minimum(firsts_FH, state_H).sum(dim=1)
+    return 2.0 * shared_F.double() / (firsts_FH.sum(dim=1) + state_H.sum())
 
 
 @torch.no_grad()
-def anchor_state_advantages(
+def gigpo_step_advantages(
     states: Sequence[Sequence[Sequence[Hashable]]],
     rewards: Tensor,
     discount: float = 0.95,

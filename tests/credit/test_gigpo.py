@@ -6,13 +6,13 @@ import pytest
 import torch
 from builders import group, rollout
 
-from callbacks import AnchorStates
-from trace_pl.credit.anchor_states import (
+from callbacks import GiGPOAnchor
+from trace_pl.credit.boundaries import tool_call_boundaries
+from trace_pl.credit.gigpo import (
     SimilarStates,
-    anchor_state_advantages,
+    gigpo_step_advantages,
     observed_states,
 )
-from trace_pl.credit.boundaries import tool_call_boundaries
 from trace_pl.credit.outcomes import CentredOutcome, centred_rewards
 from trace_pl.errors import ConfigError
 from trace_pl.types import TokenKind, TurnCredit
@@ -20,7 +20,7 @@ from trace_pl.types import TokenKind, TurnCredit
 
 def test_turns_from_one_state_are_compared_and_lone_turns_get_nothing():
     """Both start alike; the second rollout then sees a page that nobody else saw."""
-    advantages = anchor_state_advantages(
+    advantages = gigpo_step_advantages(
         [["start", "page"], ["start", "other"]], torch.tensor([1.0, 0.0]), discount=0.5
     )
     assert [row.tolist() for row in advantages] == [[1.0, 0.0], [-1.0, 0.0]]
@@ -28,7 +28,7 @@ def test_turns_from_one_state_are_compared_and_lone_turns_get_nothing():
 
 def test_a_detour_is_worth_less_than_the_straight_way_from_the_same_state():
     """Q is gamma to the turns left: .25 and .5 from 'page' in one rollout, .5 in the other."""
-    detour, straight = anchor_state_advantages(
+    detour, straight = gigpo_step_advantages(
         [["start", "page", "page"], ["start", "page"]], torch.tensor([1.0, 1.0]), discount=0.5
     )
     values = [0.25, 0.5, 0.5]
@@ -52,6 +52,11 @@ def test_a_state_joins_the_first_part_whose_first_state_it_resembles():
     # The third resembles the second and not the first; the second has joined the first already.
     states = ["abcdefghij", "abcdefghiX", "abcdefghXX"]
     assert SimilarStates(0.9).clusters(states) == [[0, 1], [2]]
+
+
+def test_empty_states_are_similar_to_each_other_alone():
+    assert SimilarStates(0.9).clusters([]) == []
+    assert SimilarStates(0.9).clusters(["", "a", ""]) == [[0, 2], [1]]
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -86,7 +91,7 @@ def test_the_same_page_with_other_words_around_it_is_one_state():
     """Q is .5 to the turns left: .5, .25 and .5 of rewards 1, 1 and 0."""
     states = [["start", "page one of ten"], ["start", "page one of two"], ["start", "elsewhere"]]
     rewards = torch.tensor([1.0, 0.0, 1.0])
-    rows = anchor_state_advantages(states, rewards, 0.5, SimilarStates(0.7), centred_rewards)
+    rows = gigpo_step_advantages(states, rewards, 0.5, SimilarStates(0.7), centred_rewards)
     # From 'start' .25, 0 and .25: mean 1/6. From the page .5 and 0: mean .25. Elsewhere alone.
     assert [row.tolist() for row in rows] == [
         pytest.approx([1 / 12, 0.25]),
@@ -97,13 +102,13 @@ def test_the_same_page_with_other_words_around_it_is_one_state():
 
 def test_the_form_that_divides_by_1_keeps_the_size_of_a_difference():
     states, rewards = [["start"], ["start"], ["start"]], torch.tensor([1.0, 0.0, 0.0])
-    (first, second, third) = anchor_state_advantages(states, rewards, 0.5, compare=centred_rewards)
+    (first, second, third) = gigpo_step_advantages(states, rewards, 0.5, compare=centred_rewards)
     # Q = .5, 0, 0; their mean is 1/6.
     assert [first.item(), second.item(), third.item()] == pytest.approx([1 / 3, -1 / 6, -1 / 6])
     asked = group([1.0, 0.0, 0.0])
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
     credits = [TurnCredit(item.id, torch.zeros(item.num_turns)) for item in asked.rollouts]
-    results = AnchorStates(outcome=CentredOutcome()).anchor(asked, boundaries, credits)
+    results = GiGPOAnchor(outcome=CentredOutcome()).anchor(asked, boundaries, credits)
     assert [r.outcome_advantage for r in results] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
 
 
@@ -112,7 +117,7 @@ def test_ragged_groups_agree_with_a_slow_oracle():
     for _ in range(50):
         states = [[rng.choice("abc") for _ in range(rng.randrange(6))] for _ in range(5)]
         rewards = [rng.choice([0.0, 0.5, 1.0]) for _ in states]
-        got = anchor_state_advantages(states, torch.tensor(rewards, dtype=torch.float64), 0.9)
+        got = gigpo_step_advantages(states, torch.tensor(rewards, dtype=torch.float64), 0.9)
         for i, visited in enumerate(states):
             for k, state in enumerate(visited):
                 peers = [
@@ -142,6 +147,6 @@ def test_without_a_common_observation_only_the_first_turn_is_compared():
     asked = group([1.0, 0.0, 0.0])
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
     credits = [TurnCredit(item.id, torch.zeros(item.num_turns)) for item in asked.rollouts]
-    results = AnchorStates().anchor(asked, boundaries, credits)
+    results = GiGPOAnchor().anchor(asked, boundaries, credits)
     # Prompts are drawn for each rollout by the builder, so that no two agree.
     assert all(not result.turn_rewards.any() for result in results)
