@@ -24,15 +24,21 @@ BROKEN = (
 
 @dataclass(frozen=True)
 class Alarm(ABC):
-    """One thing that can be wrong.
+    """One thing that can be wrong with a run.
+
+    Runs of reinforcement learning fail quietly: numbers stay finite while every answer is cut off
+    or every group has one reward. An alarm reads the metrics of the epochs so far and, if one such
+    thing holds for some epochs in a row, gives a single line with the likely cause and the setting
+    to change. It is a pure function of the history; :class:`callbacks.HealthMonitor` asks it after
+    each epoch and prints what it says once.
 
     Args:
-        epochs: Epochs in a row for which it has to be so.
+        epochs: Number of epochs in a row in which it must be wrong.
     """
 
     name: ClassVar[str]
     tags: ClassVar[tuple[str, ...]]
-    """What it reads."""
+    """Metrics that it reads."""
     epochs: int
 
     @abstractmethod

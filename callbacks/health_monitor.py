@@ -1,4 +1,4 @@
-"""Says in one line what makes a run hopeless or broken, with the likely cause."""
+"""Prints one line about what makes a run hopeless or broken, with the likely cause."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class HealthMonitor(Callback):
     Args:
         patience: Epochs in a row for which something has to be wrong.
         flat_patience: The same for groups whose rewards are all equal.
-        baseline_epochs: First epochs, with whose mean that of as many last ones is compared.
+        baseline_epochs: Number of first epochs whose mean is compared with that of as many last.
         min_answer_rate: Share of rollouts with an answer.
         max_lost: Share of rollouts that are left out because the engine or a tool failed.
         max_tool_errors: Share of tool calls with an error as their result.
         max_cut: Share of rollouts that end at a token limit.
-        min_surprisal: Of sampled tokens, as a share of that of the first epochs.
+        min_surprisal: Surprisal of sampled tokens, as a share of that of the first epochs.
         min_tool_turns: Tool turns of a rollout, as a share of those of the first epochs.
         max_parity: Difference of engine and trainer, as a share of ``data.parity_tolerance``.
 

@@ -14,10 +14,10 @@ TOLERANCE = "data/parity_tolerance"
 class SurprisalCollapse(Alarm):
     """The policy writes nearly the same each time, so that groups hold nothing to compare.
 
-    One that is sure because it is right is well.
+    A policy that is sure because it is right is well.
 
     Args:
-        share: Of the surprisal of the first epochs, at most.
+        share: Largest share of the first epochs' surprisal that counts as a collapse.
     """
 
     name = "surprisal_collapse"
@@ -40,10 +40,10 @@ class SurprisalCollapse(Alarm):
 
 @dataclass(frozen=True)
 class TurnsCollapse(Alarm):
-    """The policy stops to use its tools.
+    """The policy stops using its tools.
 
     Args:
-        share: Of the tool turns of the first epochs, at most.
+        share: Largest share of the first epochs' tool turns that counts as a collapse.
     """
 
     name = "turns_collapse"
@@ -98,10 +98,10 @@ class ConstantCredit(Alarm):
 
 @dataclass(frozen=True)
 class ParityDrift(Alarm):
-    """Engine and trainer come close to the difference at which the run stops.
+    """The difference of engine and trainer comes close to that at which the run stops.
 
     Args:
-        share: Of ``data.parity_tolerance``, at least.
+        share: Share of ``data.parity_tolerance`` above which the alarm goes off.
     """
 
     name = "parity_drift"

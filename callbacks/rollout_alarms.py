@@ -36,7 +36,7 @@ class NoAnswers(Alarm):
     """Hardly any rollout gives an answer, so there is nothing to reward.
 
     Args:
-        share: Of the rollouts, at most.
+        share: Largest share of rollouts with an answer at which the alarm goes off.
     """
 
     name = "no_answers"
@@ -44,7 +44,7 @@ class NoAnswers(Alarm):
     share: float = 0.02
 
     def message(self, history: History) -> str | None:
-        """Tell limits that cut the answer off from a form of answer that is not read."""
+        """Distinguish limits that cut the answer off from a form of answer that is not read."""
         rates = recent(history, "rollout/answer_rate", self.epochs)
         counts = recent(history, "rollout/count", self.epochs)
         if not rates or not counts or max(rates) > self.share:
@@ -68,7 +68,7 @@ class LostRollouts(Alarm):
     """Many rollouts are left out because the engine or a tool failed.
 
     Args:
-        share: Of the rollouts, at least.
+        share: Share of lost rollouts above which the alarm goes off.
     """
 
     name = "lost_rollouts"
@@ -100,7 +100,7 @@ class NoToolCalls(Alarm):
     tags = ("rollout/tool_turns", "rollout/stop/length")
 
     def message(self, history: History) -> str | None:
-        """Tell responses that are cut before their first call from calls that are not seen."""
+        """Distinguish responses cut before their first call from calls that are not seen."""
         turns = recent(history, "rollout/tool_turns", self.epochs)
         if not turns or max(turns) > 0.0:
             return None
@@ -124,7 +124,7 @@ class FlatGroups(Alarm):
     tags = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate", *_STOPS)
 
     def message(self, history: History) -> str | None:
-        """Tell questions that are too easy from those that are too hard."""
+        """Distinguish questions that are too easy from those that are too hard."""
         flat = recent(history, "rollout/zero_variance_groups", self.epochs)
         if not flat or min(flat) < 1.0:
             return None
@@ -150,7 +150,7 @@ class ToolErrors(Alarm):
     """Most tool calls fail.
 
     Args:
-        share: Of the calls, at least.
+        share: Share of failed calls above which the alarm goes off.
     """
 
     name = "tool_errors"
@@ -182,7 +182,7 @@ class CutResponses(Alarm):
     """Most rollouts end at a token limit.
 
     Args:
-        share: Of the rollouts, at least.
+        share: Share of cut rollouts above which the alarm goes off.
     """
 
     name = "cut_responses"

@@ -66,5 +66,5 @@ def render_rollout(rollout: Rollout, decode: Decode, turn_rewards: list[float]) 
 
 
 def _code(text: str) -> str:
-    # An indented block can not be left from inside, unlike a fence; what shows it escapes it.
+    # An indented block cannot be left from inside, unlike a fence; what shows it escapes it.
     return "\n".join(f"    {line}" for line in text.splitlines())

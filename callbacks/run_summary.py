@@ -126,8 +126,8 @@ def render_summary(
 
     Args:
         summary: What is written to `summary.json`.
-        folder: Of the run.
-        num_loggers: Of several no version can be set in a command.
+        folder: Folder of the run.
+        num_loggers: Number of loggers; with several, a command can set no version.
         has_turn_credit: Whether the same run without it would be another.
     """
     config = quote(str(folder / "config.yaml"))

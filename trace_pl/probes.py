@@ -61,7 +61,13 @@ class ProbeRequest:
 
 
 class Scorer(Protocol):
-    """Anything that gives mean answer log-probs for a batch of requests."""
+    """Anything that gives mean answer log-probs for a batch of requests.
+
+    A prober knows what to ask, a scorer how to read it from a model. One may read every prefix by
+    itself (``PrefixScorer``, the oracle), another the whole trajectory once with all answers as
+    branches (``BranchedScorer``), a third remember what was asked before (``CachedScorer``). All
+    give the same numbers up to rounding. Any object with this method will do.
+    """
 
     def score(self, requests: Sequence[ProbeRequest]) -> list[Tensor]:
         """Return the mean log-prob of each answer after each prefix.

@@ -34,7 +34,12 @@ def observed_states(rollout: Rollout, boundaries: Boundaries) -> list[tuple[int,
 
 
 class StateMatch(ABC):
-    """Says which states of a group count as one."""
+    """Decides which states of a group count as one.
+
+    GiGPO compares turns that start from the same state, its anchor state: what one rollout did
+    better from there than another is then the merit of the action alone. The stricter the match,
+    the fairer the comparison and the fewer turns that have anything to be compared with.
+    """
 
     @abstractmethod
     def clusters(self, states: Sequence[Sequence[Hashable]]) -> list[list[int]]:

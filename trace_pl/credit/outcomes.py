@@ -12,7 +12,13 @@ from trace_pl.credit.anchoring import EQUAL_REWARDS, checked_rewards, group_outc
 
 
 class OutcomeBaseline(ABC):
-    """Compares each rollout of a question with the others of its group."""
+    """Compares each rollout of a question with the others of its group.
+
+    A reward by itself says little: 1 on an easy question is no merit. The rollouts of one question
+    share its difficulty, so each is compared with the others, which takes the place of a learned
+    critic. The baselines differ in what they subtract (the mean of all, or of all others) and in
+    whether they divide by the spread.
+    """
 
     @abstractmethod
     def __call__(self, rewards: Tensor) -> Tensor:

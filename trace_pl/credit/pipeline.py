@@ -1,4 +1,17 @@
-"""The one place that knows the order of the credit stages, and checks what each hands on."""
+"""Where credit is assigned: the four stages, in their order.
+
+What happens in an epoch:
+
+1. The engine gets the policy's weights, and G rollouts are sampled for each question.
+2. A reward grades the answer of each rollout: one number at the end.
+3. The segmenter cuts each rollout into N turns by N + 1 boundaries.
+4. The prober measures at each boundary how likely the gold answer is, and makes it a value.
+5. The backup turns differences of values into the credit of each turn.
+6. The anchor compares rewards within the group, and spreads outcome and credit over tokens.
+7. The loss weighs each sampled token by its advantage, and the optimizer takes its steps.
+
+Steps 3 to 6 are here, and what each stage hands on is checked; 1 and 2 are rollouts, 7 is training.
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,14 @@ Reader = Literal["reference", "policy", "none"]
 
 
 class Segmenter(Callback, ABC):
-    """Says where a rollout's prefixes end."""
+    """Cuts a rollout into turns.
+
+    A rollout is one long row of tokens. A segmenter names N + 1 places in it, the boundaries, at
+    which a prober will later ask "how close is the answer now?". The tokens between two boundaries
+    are one turn: the unit that earns credit. Cut at tool calls, a turn is a call with what it
+    brought (TRACE); cut more finely, credit can tell good from bad stretches of thinking, at the
+    price of more probes.
+    """
 
     @abstractmethod
     def segment(self, rollout: Rollout, template: Template) -> Boundaries:
@@ -44,7 +51,13 @@ class Segmenter(Callback, ABC):
 
 
 class Prober(Callback, ABC):
-    """Measures at every boundary how ready a model is to give the gold answer."""
+    """Measures at every boundary how ready a model is to give the gold answer.
+
+    A prober gives what a critic gives elsewhere, a value for each state, but learns nothing for it:
+    it puts the gold answer after each prefix and reads how likely a model finds it. A prefix that
+    holds the right pages makes the answer likely. The frozen reference keeps the yardstick still
+    while the policy moves; the policy itself is an ablation.
+    """
 
     reader: ClassVar[Reader] = "reference"
     """Which model the scorer passed in reads with. The reference is loaded only if it is asked."""
@@ -79,7 +92,13 @@ class Prober(Callback, ABC):
 
 
 class Backup(Callback, ABC):
-    """Turns the values at boundaries into the credit of turns."""
+    """Turns the values at boundaries into the credit of turns.
+
+    The gain of a turn, V_{k+1} - V_k, says what it brought at once. A search often pays only when a
+    later turn reads what it found, so a backup passes gains on to earlier turns: none of them with
+    one step, all of them with Monte Carlo, and between the two it trades bias for variance, as
+    n-step returns do. Credit is in the unit of values, nats.
+    """
 
     @abstractmethod
     def backup(self, values: ProbeValues) -> TurnCredit:
@@ -94,7 +113,13 @@ class Backup(Callback, ABC):
 
 
 class Anchor(Callback, ABC):
-    """Joins turn credit and outcome into token advantages; the only writer of advantages."""
+    """Joins turn credit and outcome into token advantages; the only writer of advantages.
+
+    Turn credit alone would reward a rollout that gathers evidence and then answers wrongly. An
+    anchor ties it to the outcome: it compares each rollout's reward with the others of its
+    question, adds the credit of each turn, and spreads the sum over the tokens that the policy
+    sampled. An anchor whose ``needs_turn_credit`` is false makes do without probes, as GRPO does.
+    """
 
     needs_turn_credit: ClassVar[bool] = True
     """When false, prober and backup are not run and the credit passed in is all zeros."""

@@ -21,6 +21,11 @@ ROUNDING_NATS = 1e-6
 class ValueTransform(ABC):
     """Maps the mean log-probs of one rollout to the values of its boundaries.
 
+    A log-prob of the answer is no good measure of progress: from -6 to -3 and from -0.6 to -0.3 the
+    agent has each time halved what it lacks, yet the first step looks ten times as large. A
+    transform decides which steps count the same. All of them are zero at the prompt, so that a
+    value says what the turns have brought and not how well the model knew the answer before.
+
     A base class and no Protocol: configs choose an instance by class path, and a protocol with
     ``__call__`` would there mean "any callable that returns a tensor".
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass, field
 
 import torch
@@ -10,13 +10,13 @@ from torch import Tensor
 
 from trace_pl.errors import ConfigError
 from trace_pl.losses.corrections import ImportanceCorrection, OffPolicyTokenWeights
-from trace_pl.losses.inputs import LossInputs, LossOutputs
+from trace_pl.losses.inputs import LossInputs, LossOutputs, PolicyLoss
 from trace_pl.losses.kl import KLPenalty
 from trace_pl.losses.normalisers import Normaliser, TokenMean
 
 
 @dataclass(frozen=True)
-class ClippedLoss(ABC):
+class ClippedLoss(PolicyLoss):
     """Clipped policy-gradient surrogate.
 
         loss = -sum_it w_it c_it min(r_it A_it, clip(r_it, 1 - clip_low, 1 + clip_high) A_it)
@@ -25,8 +25,8 @@ class ClippedLoss(ABC):
     ratio of the policy to what it was, which each child defines.
 
     Args:
-        clip_low: How far the ratio may fall below 1.
-        clip_high: How far the ratio may rise above 1.
+        clip_low: How far the ratio may fall below 1, in (0, 1).
+        clip_high: How far the ratio may rise above 1, above 0.
         normaliser: What a token weighs in the global batch.
         correction: Importance weights between the policy that sampled and the one at the start of
             the epoch; None for none. The default weighs only what is not strictly on-policy.
@@ -66,7 +66,7 @@ class ClippedLoss(ABC):
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Return the loss, the share of clipped tokens and how far the policy has moved."""
         mask, advantages = inputs.mask_BT, inputs.advantages_BT
-        # Masked positions hold no log-prob; zero them before exp so that they can not make a NaN.
+        # Masked positions hold no log-prob; zero them before exp so that they cannot make a NaN.
         difference = (inputs.logprobs_BT - inputs.old_logprobs_BT).masked_fill(~mask, 0.0)
         ratio = self.log_ratio(difference, mask).exp()
         clipped = ratio.clamp(1.0 - self.clip_low, 1.0 + self.clip_high)

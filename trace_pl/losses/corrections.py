@@ -19,6 +19,11 @@ WEIGHT_CAP = 2.0
 class ImportanceCorrection(ABC):
     """Weighs tokens by how much likelier the trainer finds them than the engine that sampled.
 
+    A policy gradient assumes that the policy being trained drew the tokens. The engine drew them,
+    with other kernels and perhaps older weights; importance weights, the probability of the trainer
+    over that of the engine, make up for it. They are unbiased and can be huge, so each correction
+    cuts them off at a cap, which trades a little bias for bounded variance.
+
     Args:
         cap: Largest weight, at least 1.
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 from torch import Tensor
 
@@ -44,15 +44,21 @@ class LossOutputs:
     metrics: dict[str, Tensor]
 
 
-class PolicyLoss(Protocol):
+class PolicyLoss(ABC):
     """A policy-gradient objective, normalised by the whole global batch.
 
-    The sum over micro-batches and ranks then has the gradient of one big batch.
+    Credit is settled before a loss is asked: it gets the advantage of every sampled token and makes
+    tokens with a positive one likelier, others less likely. Losses differ in how far they let the
+    policy move on one batch (the ratio and its clipping), in what a token weighs, and in how they
+    treat tokens that another policy sampled. Each micro-batch gives its share of one global batch,
+    so the sum over micro-batches and ranks has the gradient of one big batch.
     """
 
     @property
     def needs_reference(self) -> bool:
         """Whether ``reference_logprobs_BT`` has to be given."""
+        return False
 
+    @abstractmethod
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Return the loss of this micro-batch."""

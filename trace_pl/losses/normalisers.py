@@ -12,7 +12,13 @@ from trace_pl.losses.inputs import LossInputs
 
 
 class Normaliser(ABC):
-    """Gives the weights of a sum over the global batch."""
+    """Decides what each sampled token weighs in the loss of the global batch.
+
+    Rollouts differ in length, so "the mean" is a choice: over tokens, where long rollouts count
+    more; over rollouts, where each token of a long one counts less; or by a constant length, where
+    the weight of a token depends on no other rollout. The choice decides whether the policy is
+    drawn to longer or shorter answers.
+    """
 
     @abstractmethod
     def weights(self, inputs: LossInputs) -> Tensor:

@@ -75,7 +75,7 @@ class LoRA:
         if any(".experts." in name and ".lora_" in name for name, _ in model.named_parameters()):
             raise ConfigError(
                 "Expected layers outside the experts of a mixture as model.adapter.target_modules, "
-                f"got {self.target_modules}. Fused experts can not be adapted; name other layers."
+                f"got {self.target_modules}. Fused experts cannot be adapted; name other layers."
             )
 
     def _targets(self, model: PreTrainedModel) -> str | list[str]:

@@ -23,7 +23,7 @@ class Experts:
 
     Args:
         balance_weight: Weight of the load-balancing loss (Switch Transformer, arXiv 2101.03961,
-            eq. 4 to 6); 0 only logs it. Reinforcement learning as a rule leaves it at 0.
+            eq. 4 to 6); 0 only logs it, which is usual in reinforcement learning.
         replay: Sends each token to the experts that the sampler chose, where the engine recorded
             them; the router's probabilities of these experts are still learned. A token near the
             border between two experts is then the same function on both sides.

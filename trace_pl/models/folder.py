@@ -17,7 +17,7 @@ def write_model(folder: Path, model: PreTrainedModel, named: Named, max_file_byt
     `save_pretrained` takes all weights at once, and copies those of experts to part them.
 
     Args:
-        folder: Where to; it exists.
+        folder: Folder to write to; it exists.
         model: Gives the config; its weights are not read.
         named: At least one tensor, under the names that the files are to hold.
         max_file_bytes: Largest file of weights; a larger tensor has one to itself.
@@ -41,9 +41,9 @@ def _name_parts(folder: Path, parts: dict[str, Path], num_bytes: int) -> None:
     """Give files the names that loaders look for, now that their number is known.
 
     Args:
-        folder: Of the files.
+        folder: Folder of the files.
         parts: The file of each tensor.
-        num_bytes: Of all tensors.
+        num_bytes: Bytes of all tensors.
     """
     files = list(dict.fromkeys(parts.values()))
     if len(files) == 1:

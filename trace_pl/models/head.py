@@ -1,4 +1,4 @@
-"""Log-probs of given tokens without all logits at once.
+"""Log-probs of given tokens, computed without materialising full logits.
 
 The logits of M rows over a vocabulary of V take 4 M V bytes, and their gradient as much again: for
 4,096 rows and 151,936 tokens 2.5 GB each. Here the vocabulary head is applied to a few rows at a

@@ -54,7 +54,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model.
 
     Raises:
-        ConfigError: if it can not be loaded.
+        ConfigError: if it cannot be loaded.
     """
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_model(name))
@@ -90,7 +90,7 @@ def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:
     """Load a causal language model with packed attention.
 
     Raises:
-        ConfigError: if it can not be loaded, or has layers that packed attention can not serve.
+        ConfigError: if it cannot be loaded, or has layers that packed attention cannot serve.
     """
     try:
         with _bar_after(seconds=5):
@@ -125,7 +125,7 @@ def model_on_meta(name: str) -> PreTrainedModel:
     The frequencies of rotary positions are no parameters and are there already.
 
     Raises:
-        ConfigError: if its config can not be read, or it can not read packed rows.
+        ConfigError: if its config cannot be read, or it cannot read packed rows.
     """
     try:
         config = AutoConfig.from_pretrained(resolve_model(name), attn_implementation=PACKED)
@@ -183,7 +183,7 @@ def load_reference(name: str, policy_name: str, dtype: str = "float32") -> PreTr
         dtype: Parameter type.
 
     Raises:
-        ConfigError: if it can not be loaded.
+        ConfigError: if it cannot be loaded.
     """
     is_checkpoint = name.endswith(".ckpt")
     model = load_model(policy_name if is_checkpoint else name, dtype)

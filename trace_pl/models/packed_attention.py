@@ -130,7 +130,7 @@ def require_packed_attention(model: PreTrainedModel) -> None:
     Raises:
         ConfigError: if it was loaded with another attention, or has layers with another one.
     """
-    # Another attention would ignore the rows without a word, and every row would see the last.
+    # Another attention would silently ignore the rows, and every row would see those before it.
     attention = model.config._attn_implementation
     if attention != PACKED:
         raise ConfigError(

@@ -44,7 +44,7 @@ def pushable_tensors(model: PreTrainedModel, version: Callable[[], int]) -> Name
 
     Args:
         model: the policy.
-        version: tells its version.
+        version: returns its version.
     """
     if isinstance(model, FSDPModule):
         return policy_tensors(model)

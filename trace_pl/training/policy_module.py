@@ -176,7 +176,7 @@ class PolicyModule(lightning.LightningModule):
         return {"model_name": self.model_name, "adapter": self.adapter and asdict(self.adapter)}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Record what the policy began as and whence its credit came; leave frozen weights out."""
+        """Record what the policy and its credit came from; leave frozen weights out."""
         checkpoint |= {**self.weights_identity, "reference_name": self.reference_name}
         metrics = self.trainer.callback_metrics
         checkpoint["metrics"] = {name: float(value) for name, value in metrics.items()}
@@ -186,7 +186,7 @@ class PolicyModule(lightning.LightningModule):
             checkpoint["state_dict"] = {k: t for k, t in weights.items() if k in trained}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse weights of another model, and to go on training with another reference.
+        """Refuse weights of another model, or further training with another reference.
 
         Raises:
             ConfigError: if one of the checkpoint's is not the configured one.
