@@ -21,6 +21,16 @@ def test_branches_carry_opening_and_all_but_the_last_answer_token():
     assert layout.targets.tolist() == [5, 6, 7, 8, 5, 6, 7, 8]
 
 
+def test_a_row_is_the_trajectory_up_to_its_last_boundary_and_then_the_branches():
+    layout = lay_out_branches(request((1, 3), Branch((2,), (5, 6)), Branch((2,), (8,))))
+    assert layout.row_ids.tolist() == [100, 101, 102, 2, 5, 2, 2, 5, 2]
+    assert layout.row_positions.tolist() == [0, 1, 2, 1, 2, 1, 3, 4, 3]
+    assert layout.row_picked.tolist() == [3, 4, 5, 6, 7, 8]
+    assert len(layout) == len(layout.packed_row()) == 9
+    means = layout.mean_by_branch(torch.tensor([-1.0, -3.0, -5.0, -2.0, -4.0, -7.0]))
+    assert means.tolist() == [[-2.0, -5.0], [-3.0, -7.0]]
+
+
 def test_without_an_opening_the_branch_repeats_the_last_prefix_token():
     layout = lay_out_branches(request((1, 4), Branch((), (5, 6))))
     assert layout.token_ids.tolist() == [100, 5, 103, 5]

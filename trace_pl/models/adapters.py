@@ -21,10 +21,10 @@ class LoRA:
     The adapted weight is W + (alpha / rank) B A; W stays as it was loaded.
 
     Args:
-        rank: Inner dimension of B A.
-        alpha: Scale of the difference.
-        dropout: On the adapter's input, while training. Above zero the policy that is trained is
-            not quite the one that sampled.
+        rank: Inner dimension of B A, at least 1.
+        alpha: Scale of the difference, above 0.
+        dropout: Probability of dropping an input of the adapter while training. Above zero, the
+            policy that is trained is not quite the one that sampled.
         target_modules: Names of the layers to adapt, or "all-linear" for all but the head. The
             fused experts of a mixture and its routers are no linear layers and stay frozen.
 

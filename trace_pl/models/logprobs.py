@@ -1,4 +1,4 @@
-"""The log-probs that a model gives to what was sampled."""
+"""The log-probs that a model gives to sampled tokens."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def packed_attention(
         dropout: Probability of dropping an attention weight.
         scaling: Factor on the scores.
         packed_rows: The rows, in order.
-        kwargs: What else a model hands on.
+        kwargs: Further arguments that a model hands on.
 
     Returns:
         (1, L, H, D), and no attention weights.

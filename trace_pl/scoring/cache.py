@@ -1,4 +1,4 @@
-"""Scores that are known already: those of equal prefixes, and those of an epoch that is replayed.
+"""Reuses scores that are known already: of equal prefixes, and of an epoch that is replayed.
 
 A score depends on the tokens of the prefix, the branches and the model alone. The rollouts of a
 group share at least their prompt and often their first turns, so a part of every call is asked for
@@ -62,7 +62,7 @@ class ScoreStore:
             self._database.executemany("INSERT OR REPLACE INTO scores VALUES (?, ?)", rows)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._database.close()
 
 

@@ -66,7 +66,7 @@ class CreditAssigner(Callback):
     def teardown(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, stage: str
     ) -> None:
-        """Let go of the reference's scores."""
+        """Close the store of the reference's scores."""
         if self._known is not None:
             self._known.close()
             self._known = None
@@ -116,7 +116,7 @@ class CreditAssigner(Callback):
 
 
 class NoScorer:
-    """Stands where no stage reads a model."""
+    """The scorer of a run in which no stage reads a model."""
 
     def score(self, requests: Sequence[ProbeRequest]) -> list[Tensor]:
         """Refuse to answer.

@@ -15,7 +15,7 @@ Gather = Callable[[Tensor], Tensor]
 """Given the (S,) tensor of this rank, returns the (ranks, S) tensor of all."""
 
 ALONE = {"sync_on_compute": False}
-"""What a metric is made with that leaves the exchange to :class:`EpochMetrics`."""
+"""Settings of a metric that leave the exchange between ranks to :class:`EpochMetrics`."""
 
 
 class EpochMetrics:
