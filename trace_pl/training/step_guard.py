@@ -15,7 +15,7 @@ class StepGuard:
     """Drops the gradient of a step that is not finite; stops when that happens again and again.
 
     Args:
-        max_bad_steps: Steps in a row that may be dropped, less one.
+        max_bad_steps: Bad steps in a row at which the run stops, at least 1.
     """
 
     def __init__(self, max_bad_steps: int) -> None:
