@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from trace_pl.distributed.leader import is_leader, to_leader
 from trace_pl.files import require_writable, unused_name, write_atomically
 from trace_pl.rollout.chat.template import ChatTemplate, message
-from trace_pl.training.batch import EvaluationBatch
+from trace_pl.training.minibatch import EvaluationBatch
 from trace_pl.training.run_folder import run_folder
 from trace_pl.types import Question, Rollout, RolloutGroup, TokenKind
 

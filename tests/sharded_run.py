@@ -21,7 +21,7 @@ from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.models.adapters import LoRA
 from trace_pl.probes import Branch, ProbeRequest
 from trace_pl.scoring import BranchedScorer
-from trace_pl.training.batch import BatchPlan, RolloutBuffer
+from trace_pl.training.buffer import BatchPlan, RolloutBuffer
 from trace_pl.training.credit_metrics import experience_metrics
 from trace_pl.training.module import TraceModule
 from trace_pl.types import ProbeValues, TokenAdvantages

@@ -12,7 +12,7 @@ from callbacks.rollout_writer import RolloutWriter, lost_record, rollout_record
 from trace_pl.errors import ConfigError
 from trace_pl.files import write_atomically
 from trace_pl.rollout.trajectory import AgentLimits
-from trace_pl.training.batch import EvaluationBatch
+from trace_pl.training.minibatch import EvaluationBatch
 from trace_pl.types import Question, RolloutGroup, ToolResult
 
 THINKING = f"<think>The tower.</think>{search('Arden')}"

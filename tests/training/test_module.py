@@ -8,7 +8,7 @@ from random_models import make_qwen3
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import KLPenalty, LossInputs, TokenClip
 from trace_pl.models.logprobs import sampled_logprobs
-from trace_pl.training.batch import BatchPlan
+from trace_pl.training.buffer import BatchPlan
 from trace_pl.training.module import TraceModule
 
 

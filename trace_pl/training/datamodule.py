@@ -31,7 +31,8 @@ from trace_pl.tasks.readable import require_readable_answers
 from trace_pl.tasks.rewards import ExactMatchReward
 from trace_pl.tasks.stream import QuestionStream
 from trace_pl.tools.protocol import Toolbox
-from trace_pl.training.batch import BatchPlan, EvaluationBatch, OneBatch, RolloutBuffer
+from trace_pl.training.buffer import BatchPlan, RolloutBuffer
+from trace_pl.training.minibatch import EvaluationBatch, OneBatch
 from trace_pl.training.trainer_checks import check_trainer
 from trace_pl.types import Question, RolloutGroup
 

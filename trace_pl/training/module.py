@@ -22,8 +22,9 @@ from trace_pl.models.adapters import LoRA
 from trace_pl.models.experts import Experts, RouterWatch, routers
 from trace_pl.models.loading import BUILT_IN_BASE
 from trace_pl.models.logprobs import sampled_logprobs
-from trace_pl.training.batch import EvaluationBatch, Minibatch, RolloutBuffer
+from trace_pl.training.buffer import RolloutBuffer
 from trace_pl.training.metrics import EpochMetrics
+from trace_pl.training.minibatch import EvaluationBatch, Minibatch
 from trace_pl.training.mismatch import add_mismatch
 from trace_pl.training.policy_module import Dtype, PolicyModule
 from trace_pl.training.rollout_metrics import rollout_statistics

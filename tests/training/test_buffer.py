@@ -5,7 +5,8 @@ from lightning.pytorch.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
 from trace_pl.errors import CreditError, RolloutError
-from trace_pl.training.batch import BatchPlan, Minibatch, RolloutBuffer
+from trace_pl.training.buffer import BatchPlan, RolloutBuffer
+from trace_pl.training.minibatch import Minibatch
 from trace_pl.types import RolloutGroup, TokenAdvantages
 
 
