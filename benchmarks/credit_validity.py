@@ -124,7 +124,7 @@ def main() -> None:
     )
     data, module = cli.datamodule, cli.model
     data.open()
-    questions = data.task.questions("train")[: arguments.questions]
+    questions = data.agent.task.questions("train")[: arguments.questions]
     groups = data.collector.loop.collect(questions, 1)
     rollouts = [r for group in groups for r in group.rollouts if r.num_turns]
     labels = [evidence_turns(rollout) for rollout in rollouts]

@@ -25,6 +25,7 @@ from callbacks.rollout_alarms import (
     ToolErrors,
 )
 from trace_pl.errors import ConfigError
+from trace_pl.training.datamodule import data_module
 
 
 class HealthMonitor(Callback):
@@ -135,9 +136,9 @@ class HealthMonitor(Callback):
     def _epoch(self, trainer: lightning.Trainer) -> dict[str, float]:
         metrics = trainer.callback_metrics
         tags = (tag for alarm in self.alarms for tag in alarm.tags if tag in metrics)
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = data_module(trainer)
         return {
             TOLERANCE: data.parity_tolerance,
-            EXPECTED: float(data.questions_per_epoch * data.group_size),
+            EXPECTED: float(data.epoch_plan.questions_per_epoch * data.epoch_plan.group_size),
             **{tag: float(metrics[tag]) for tag in tags},
         }

@@ -10,6 +10,7 @@ import lightning
 from trace_pl.credit.pipeline import CreditReport
 from trace_pl.errors import ConfigError
 from trace_pl.training.credit_assigner import CreditObserver
+from trace_pl.training.datamodule import data_module
 from trace_pl.types import Rollout, RolloutGroup
 
 Decode = Callable[[Sequence[int]], str]
@@ -40,7 +41,7 @@ class RolloutSamples(CreditObserver):
         writer: Any = getattr(trainer.logger, "experiment", None)
         if trainer.current_epoch % self.every_n_epochs or not hasattr(writer, "add_text"):
             return
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = data_module(trainer)
         turn_rewards = {a.rollout_id: a.turn_rewards.tolist() for a in report.advantages}
         for number, group in enumerate(groups[: self.num_rollouts]):
             if group.rollouts:

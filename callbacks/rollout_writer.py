@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from trace_pl.distributed.leader import is_leader, to_leader
 from trace_pl.files import require_writable, unused_name, write_atomically
 from trace_pl.rollout.chat.template import ChatTemplate, message
+from trace_pl.training.datamodule import data_module
 from trace_pl.training.minibatch import EvaluationBatch
 from trace_pl.training.run_folder import run_folder
 from trace_pl.types import Question, Rollout, RolloutGroup, TokenKind
@@ -74,7 +75,7 @@ class RolloutWriter(Callback):
     ) -> None:
         """Bring all ranks' lines together, write the file and say where it is."""
         folder = _folder(trainer)
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = data_module(trainer)
         run = {
             "model": pl_module.model_name,
             "checkpoint": str(trainer.ckpt_path) if trainer.ckpt_path else None,
@@ -82,7 +83,9 @@ class RolloutWriter(Callback):
         }
         lines: list[list[str]] = []
         for group in self._groups:
-            records = [rollout_record(r, data.template, data.system_prompt) for r in group.rollouts]
+            records = [
+                rollout_record(r, data.template, data.agent.system_prompt) for r in group.rollouts
+            ]
             records = records or [lost_record(group.question)]
             lines.append([_line({**record, "run": run}) for record in records])
         ranks = to_leader(lines)

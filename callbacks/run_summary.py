@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from trace_pl.commands.shell import program
 from trace_pl.credit.stages import Anchor
 from trace_pl.files import write_atomically
+from trace_pl.training.datamodule import data_module
 from trace_pl.training.run_folder import run_folder
 
 _PACKAGES = ("torch", "lightning", "transformers", "torchmetrics", "jsonargparse", "tantivy")
@@ -93,7 +94,7 @@ class RunSummary(Callback):
         before, after = self._before, self._after
         now = time.perf_counter()
         began = now if self._train_start is None else self._train_start
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = data_module(trainer)
         checkpoint = trainer.checkpoint_callback
         path = ""
         if isinstance(checkpoint, ModelCheckpoint):

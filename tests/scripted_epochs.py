@@ -40,7 +40,7 @@ def make_data(model_dir, engine, tools=page, **settings):
 
 def fit(data, epochs=1, callbacks=()):
     """Train with TRACE and return the module and what it logged."""
-    module = TraceModule(data.model_name, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    module = TraceModule(data.agent.model_name, optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
     stages = [ToolCallSegmenter(), FrozenReferenceProber(), KStepTD(), TraceAnchor()]
     trainer = lightning.Trainer(
         max_epochs=epochs,

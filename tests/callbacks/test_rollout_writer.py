@@ -87,7 +87,7 @@ def written(folder, groups):
     trainer = SimpleNamespace(
         log_dir=None,
         default_root_dir=str(folder),
-        datamodule=SimpleNamespace(template=TEMPLATE, system_prompt=""),
+        datamodule=SimpleNamespace(template=TEMPLATE, agent=SimpleNamespace(system_prompt="")),
         ckpt_path="runs/last.ckpt",
         loggers=[],
     )

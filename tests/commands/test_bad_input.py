@@ -146,7 +146,7 @@ def test_an_impossible_setting_is_one_line_before_any_model_loads(
         raise AssertionError("a model was loaded")
 
     monkeypatch.setattr("trace_pl.training.policy_module.load_model", refuse)
-    monkeypatch.setattr("trace_pl.training.datamodule.load_tokenizer", refuse)
+    monkeypatch.setattr("trace_pl.training.agent_setup.load_tokenizer", refuse)
     assert_one_line(*fit(*arguments), *words)
 
 

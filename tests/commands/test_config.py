@@ -32,7 +32,7 @@ def test_the_quickstart_instantiates_stage_by_stage(tmp_path):
     names = [type(callback).__name__ for callback in cli.trainer.callbacks]
     for stage in ("ToolCallSegmenter", "FrozenReferenceProber", "KStepTD", "TraceAnchor"):
         assert names.count(stage) == 1
-    assert cli.datamodule.model_name == cli.model.model_name == "closed-web-base"
+    assert cli.datamodule.agent.model_name == cli.model.model_name == "closed-web-base"
 
 
 def test_the_parser_of_the_command_that_is_asked_for_is_made_alone():
@@ -64,9 +64,10 @@ def test_a_complete_run_instantiates_with_a_small_model(path, tmp_path):
         save_config_callback=None,
     )
     assert cli.datamodule.plan.takes_one_step == (path != QUICKSTART)
-    assert cli.datamodule.group_size * cli.datamodule.questions_per_epoch == 128
+    plan = cli.datamodule.epoch_plan
+    assert plan.group_size * plan.questions_per_epoch == 128
     # The built-in model was taught its answers; whoever was not is told.
-    answer_format = cli.datamodule.answer_format
+    answer_format = cli.datamodule.agent.answer_format
     assert (answer_format.opening in answer_format.instruction) == (path != QUICKSTART)
 
 

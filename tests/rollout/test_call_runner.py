@@ -39,7 +39,8 @@ def test_a_failure_is_retried_and_then_reported():
     runner.close()
     assert len(calls) == 3
     assert outcome.result is None
-    assert outcome.failure == "ConnectionError: service is down"
+    place = f"in '{__file__}', line {fail.__code__.co_firstlineno + 2}"
+    assert outcome.failure == f"ConnectionError: service is down {place}"
 
 
 def test_a_call_that_hangs_is_abandoned_and_its_late_result_dropped():

@@ -29,7 +29,7 @@ def test_an_epoch_ends_when_enough_groups_are_complete_and_the_others_come_first
     engine = ScriptedEngine(TEMPLATE, {"*": [ANSWER]})
     data = make_data(tiny_model_dir, engine, extra_questions=2)
     data.open()
-    data.pull_weights = lambda: None  # there is no trainer
+    data.push_weights = lambda: None  # there is no trainer
     first = [q.id for q in data._stream.take(5)]
     data._stream._cursor = 0
     slow = {first[1], first[3]}
@@ -57,7 +57,7 @@ def test_a_group_without_rollouts_does_not_count_as_one(tiny_model_dir):
     engine = ScriptedEngine(TEMPLATE, {"*": [search("a"), search("a"), ANSWER]})
     data = make_data(tiny_model_dir, engine, down_for_one, extra_questions=1)
     data.open()
-    data.pull_weights = lambda: None
+    data.push_weights = lambda: None
     broken = data._stream.take(1)[0].text
     data._stream._cursor = 0
     data.train_dataloader()
@@ -70,7 +70,7 @@ def test_without_extra_questions_every_group_is_waited_for(tiny_model_dir):
     engine.is_held = lambda rollout, step: step < 4 and rollout.endswith("/1")
     data = make_data(tiny_model_dir, engine)
     data.open()
-    data.pull_weights = lambda: None
+    data.push_weights = lambda: None
     data.train_dataloader()
     assert [len(group.rollouts) for group in data.buffer.groups] == [2, 2, 2]
     assert [group.question.id for group in data.buffer.groups] == asked(engine)

@@ -68,7 +68,9 @@ def make(folder, prober=None, anchor=None, **settings):
         max_epochs=1,
         accelerator="cpu",
         callbacks=[*stages, anchor or TraceAnchor(), CreditAssigner()],
-        limit_val_batches=0,
+        reload_dataloaders_every_n_epochs=1,
+        num_sanity_val_steps=0,
+        check_val_every_n_epoch=9,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -115,7 +117,6 @@ def test_a_fit_loads_the_reference_if_credit_or_loss_reads_it(
 @pytest.mark.parametrize("what", ["validate", "test", "predict"])
 def test_evaluation_loads_no_reference(tiny_model_dir, loaded, what):
     module, trainer = make(tiny_model_dir, loss=KL)
-    trainer.limit_test_batches = trainer.limit_predict_batches = 0
     getattr(trainer, what)(module, datamodule=data(tiny_model_dir))
     assert module.policy is not None
     assert loaded == []

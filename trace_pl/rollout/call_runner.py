@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from trace_pl.errors import with_place
+
 T = TypeVar("T")
 
 
@@ -166,8 +168,7 @@ class CallRunner(Generic[T]):
                 report = _Report(attempt, attempt.function(), None)
             # It is foreign code: whatever it raises ends this call, not the other rollouts.
             except Exception as error:
-                what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-                report = _Report(attempt, None, what)
+                report = _Report(attempt, None, with_place(error))
             attempt.is_done = True
             self._reports.put(report)
             if attempt.is_abandoned:

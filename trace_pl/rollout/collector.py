@@ -34,7 +34,7 @@ class Collector:
         self._ahead: Future[Groups] | None = None
         self._stop = Event()
 
-    def pull_weights(self, module: Any) -> None:  # noqa: ANN401  (a TraceModule, which needs this)
+    def push_weights(self, module: Any) -> None:  # noqa: ANN401  (a TraceModule, which needs this)
         """Copy the policy into the engine and prove that both agree.
 
         Raises:

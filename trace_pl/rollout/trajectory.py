@@ -38,7 +38,7 @@ class AgentLimits:
     max_seconds: float | None = None
     """Seconds from a rollout's start to its grade, waiting for engine, tools and reward included;
     None sets no bound. A rollout beyond it is left out like one whose tools failed, so this is for
-    the rare straggler: which rollouts it meets depends on the clock and can not be reproduced."""
+    the rare straggler: which rollouts it meets depends on the clock and cannot be reproduced."""
 
     def __post_init__(self) -> None:
         least = {
@@ -95,7 +95,7 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunTool:
     """A call is to be run."""
 
     call: ToolCall
@@ -105,7 +105,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The response can not be used; there is nothing to run."""
+    """The response cannot be used; there is nothing to run."""
 
     error: str
     """Text for the policy."""
@@ -134,7 +134,7 @@ class AgentRules:
         trajectory.record.append(header, TokenKind.TEMPLATE)
         return min(self.limits.max_response_tokens, room)
 
-    def read(self, trajectory: Trajectory, completion: Completion) -> Finish | Run | Reject:
+    def read(self, trajectory: Trajectory, completion: Completion) -> Finish | RunTool | Reject:
         """Append a sampled response and say what follows from it."""
         ids = completion.token_ids
         trajectory.record.append(ids, TokenKind.ACTION, completion.logprobs)
@@ -152,7 +152,7 @@ class AgentRules:
         if parsed.error is not None:
             return Reject(parsed.error)
         try:
-            return Run(clean_call(parsed.calls[0]), parsed.note)
+            return RunTool(clean_call(parsed.calls[0]), parsed.note)
         except UnsafeCall as problem:
             return Reject(f"Error: {problem} Nothing was run.")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -37,23 +37,28 @@ class AskedQuestions:
         self.at_least = at_least
         self.at_most = at_most
         self._questions: dict[Split, list[Question]] = {}
+        self._checked: set[Split] = set()
 
-    def read(self, stage: str, num_ranks: int) -> list[list[Question]]:
-        """Read and count what a stage asks; return what was not read before.
+    def read(self, stage: str, num_ranks: int, check: Callable[[Question], None]) -> None:
+        """Read, count and check what a stage asks; what was checked before is not checked again.
 
         Args:
             stage: ``fit``, ``validate``, ``test`` or ``predict``.
             num_ranks: Processes that share the questions.
+            check: Raises for a question that no rollout could answer.
 
         Raises:
             ConfigError: if an epoch takes more training questions than there are, or ranks would
                 be left without a question.
             DataError: if there is none.
         """
-        new = [split for split in _SPLITS[stage] if split not in self._questions]
         for split in _SPLITS[stage]:
             self._require(split, len(self.questions(split)), num_ranks)
-        return [self.questions(split) for split in new]
+        for split in _SPLITS[stage]:
+            if split not in self._checked:
+                for question in self.questions(split):
+                    check(question)
+                self._checked.add(split)
 
     def questions(self, split: Split) -> list[Question]:
         """Return the questions of a split that are asked; a limit that cuts is printed."""

@@ -53,6 +53,8 @@ class FileTask:
             DataError: if the file breaks its format, or shares ids with the training questions.
         """
         questions = load_questions(self.files[split])
+        if split == "train" and self.files["test"] != self.files["validation"]:
+            load_questions(self.files["test"])  # or its faults would be told when training is over
         if split != "train":
             shared = {q.id for q in questions} & {q.id for q in load_questions(self.files["train"])}
             if shared:

@@ -6,7 +6,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import lightning
 import torch
@@ -18,6 +17,7 @@ from trace_pl.errors import CreditError
 from trace_pl.probes import ProbeRequest
 from trace_pl.scoring import BranchedScorer, CachedScorer, ScoreStore
 from trace_pl.training.credit_metrics import experience_metrics
+from trace_pl.training.datamodule import data_module
 from trace_pl.training.policy_module import PolicyModule
 from trace_pl.training.run_folder import run_folder
 from trace_pl.types import RolloutGroup
@@ -77,7 +77,7 @@ class CreditAssigner(Callback):
         """Assign credit to the epoch's buffer."""
         assert self._pipeline is not None
         assert isinstance(pl_module, PolicyModule)
-        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data = data_module(trainer)
         buffer = data.buffer
         start = time.perf_counter()
         with torch.no_grad(), self._scorer(pl_module) as scorer:

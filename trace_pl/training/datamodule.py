@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
 
 import lightning
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from trace_pl.engines.protocol import RolloutEngine
 from trace_pl.errors import ConfigError
-from trace_pl.models.loading import BUILT_IN_BASE, load_end_ids, load_tokenizer, resolve_model
-from trace_pl.rollout.agent import AgentLoop, prompt_of
+from trace_pl.models.loading import BUILT_IN_BASE
 from trace_pl.rollout.chat.answer_formats import AnswerFormat, AnswerTags
-from trace_pl.rollout.chat.call_check import check_calls
 from trace_pl.rollout.chat.call_formats import HermesFormat, ToolCallFormat
 from trace_pl.rollout.chat.template import ChatTemplate
-from trace_pl.rollout.chat.template_check import check_template
 from trace_pl.rollout.collector import Collector
 from trace_pl.rollout.grading import Reward
 from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.tasks.asked import AskedQuestions
 from trace_pl.tasks.protocol import Split, Task
-from trace_pl.tasks.readable import require_readable_answers
 from trace_pl.tasks.rewards import ExactMatchReward
 from trace_pl.tasks.stream import QuestionStream
-from trace_pl.tools.protocol import Toolbox
+from trace_pl.training.agent_setup import AgentSetup, EngineFactory
 from trace_pl.training.buffer import BatchPlan, RolloutBuffer
+from trace_pl.training.epoch_plan import EpochPlan
 from trace_pl.training.minibatch import EvaluationBatch, OneBatch
 from trace_pl.training.trainer_checks import check_trainer
 from trace_pl.types import Question, RolloutGroup
 
-EngineFactory = Callable[[str], RolloutEngine]
 T = TypeVar("T")
 
 
@@ -106,55 +100,38 @@ class RolloutDataModule(lightning.LightningDataModule):
             ConfigError: if a count or the tolerance is too small.
         """
         super().__init__()
-        if group_size < 2:
+        for name, count in (("evaluation", evaluation_questions), ("test", test_questions)):
+            if count is not None and count < 1:
+                raise ConfigError(f"Expected data.{name}_questions of at least 1, got {count}.")
+        if parity_tolerance < 0:
             raise ConfigError(
-                f"Expected data.group_size of at least 2, got {group_size}. The outcome advantage "
-                "compares rollouts of one question; the paper uses 8."
+                f"Expected data.parity_tolerance of at least 0, got {parity_tolerance}."
             )
-        counts: dict[str, tuple[float | None, int]] = {
-            "questions_per_epoch": (questions_per_epoch, 1),
-            "num_steps": (num_steps, 1),
-            "num_passes": (num_passes, 1),
-            "tokens_per_forward": (tokens_per_forward, 1),
-            "evaluation_questions": (evaluation_questions, 1),
-            "test_questions": (test_questions, 1),
-            "extra_questions": (extra_questions, 0),
-            "parity_tolerance": (parity_tolerance, 0),
-        }
-        for name, (value, least) in counts.items():
-            if value is not None and value < least:
-                raise ConfigError(f"Expected data.{name} of at least {least}, got {value}.")
-        if extra_questions and max_staleness:
-            raise ConfigError(
-                "Expected data.extra_questions or data.max_staleness, got both. Leave one at 0: "
-                "ranks can not agree on cancelled questions while they train."
-            )
-        self.task = task
-        self.make_engine = engine
-        self.model_name = model_name
-        self.group_size = group_size
-        self.questions_per_epoch = questions_per_epoch
-        self.extra_questions = extra_questions
-        self.limits = limits or AgentLimits()
-        longest = self.limits.max_trajectory_tokens
+        self.epoch_plan = EpochPlan(group_size, questions_per_epoch, extra_questions, max_staleness)
+        limits = limits or AgentLimits()
+        longest = limits.max_trajectory_tokens
         self.plan = BatchPlan(num_steps, num_passes, tokens_per_forward, seed, longest)
-        self.call_format = call_format or HermesFormat()
-        self.answer_format = answer_format or AnswerTags()
-        self.reward = reward or ExactMatchReward()
-        self.system_prompt = system_prompt
+        self.agent = AgentSetup(
+            task,
+            model_name,
+            limits,
+            call_format or HermesFormat(),
+            answer_format or AnswerTags(),
+            reward or ExactMatchReward(),
+            system_prompt,
+        )
+        self.make_engine = engine
+        self.parity_tolerance = parity_tolerance
         self.asked = AskedQuestions(
             task,
-            at_least=questions_per_epoch + extra_questions,
+            at_least=self.epoch_plan.questions_asked,
             at_most={"validation": evaluation_questions, "test": test_questions},
         )
-        self.parity_tolerance = parity_tolerance
-        self.max_staleness = max_staleness
         self.restarts_questions = False  # set for a run that goes on with another task
-        self._stream = QuestionStream([], seed)
-        self.buffer: RolloutBuffer | None = None
+        self._buffer: RolloutBuffer | None = None
         self.rollout_seconds = 0.0
+        self._stream = QuestionStream([], seed)
         self._before_ahead: dict[str, Any] | None = None
-        self._tools: Toolbox | None = None
         self._collector: Collector | None = None
 
     # --- set-up -----------------------------------------------------------------------------
@@ -172,77 +149,19 @@ class RolloutDataModule(lightning.LightningDataModule):
                 several ranks has to wait until they have met.
         """
         is_fit = stage == "fit"
-        if is_fit and self.questions_per_epoch < num_ranks:
-            raise ConfigError(
-                f"Expected data.questions_per_epoch of at least 1 for each of {num_ranks} ranks, "
-                f"got {self.questions_per_epoch}."
-            )
-        splits = self.asked.read(stage, num_ranks)
-        if self._tools is None:
-            self.template = self._make_template()
-            self._warn_of_silent_prompt()
-        for question in [question for split in splits for question in split]:
-            prompt_of(question, self.template, self.limits, self.system_prompt)
-            require_readable_answers(question, self.answer_format, self.call_format)
+        if is_fit:
+            self.epoch_plan.require_question_for_each(num_ranks)
+        self.asked.read(stage, num_ranks, self.agent.check)
         if is_fit:
             self._stream.questions = self.asked.questions("train")
         if starts_engine and self._collector is None:
-            self._start_engine()
-
-    def _warn_of_silent_prompt(self) -> None:
-        opening = self.answer_format.opening.strip()
-        told = f"{self.system_prompt}\n{self.answer_format.instruction}"
-        if self.model_name != BUILT_IN_BASE and opening not in told:
-            rank_zero_warn(
-                f"The prompt does not say that an answer begins with {opening!r}: a model that was "
-                "not taught so earns no reward. Leave data.answer_format.init_args.instruction "
-                "at null, or say it there or in data.system_prompt."
-            )
-
-    def _start_engine(self) -> None:
-        engine = self.make_engine(resolve_model(self.model_name))
-        if self.max_staleness and not engine.runs_apart:
-            engine.close()
-            raise ConfigError(
-                "Expected an engine in a process of its own for data.max_staleness of 1, got "
-                f"{type(engine).__name__}. Set data.engine to "
-                "trace_pl.engines.ServerEngine, or data.max_staleness to 0."
-            )
-        loop = AgentLoop(
-            engine,
-            # Tokenizers are not made for two threads at once.
-            self._make_template() if self.max_staleness else self.template,
-            self._toolbox(),
-            self.call_format,
-            self.reward,
-            self.limits,
-            system_prompt=self.system_prompt,
-        )
-        self._collector = Collector(loop, self.parity_tolerance)
-
-    def _toolbox(self) -> Toolbox:
-        if self._tools is None:
-            self._tools = self.task.toolbox()
-        return self._tools
-
-    def _make_template(self) -> ChatTemplate:
-        schemas = self._toolbox().schemas()
-        template = ChatTemplate(
-            load_tokenizer(self.model_name),
-            schemas,
-            self.call_format.describe(schemas),
-            load_end_ids(self.model_name),
-            self.answer_format,
-        )
-        check_template(template)
-        check_calls(template, self.call_format)
-        return template
+            loop = self.agent.start(self.make_engine, self.epoch_plan.max_staleness > 0)
+            self._collector = Collector(loop, self.parity_tolerance)
 
     def setup(self, stage: str) -> None:
         """Open the data and check it against the Trainer."""
         if self.trainer is not None:
-            name = "accumulate_grad_batches"
-            check_trainer({name: getattr(self.trainer, name)}, stage)
+            check_trainer(vars(self.trainer), stage)
         self.open(stage, self.trainer.world_size if self.trainer else 1)
 
     @property
@@ -268,49 +187,54 @@ class RolloutDataModule(lightning.LightningDataModule):
         """Stop the engine of a run that failed or was interrupted."""
         self.teardown("exception")
 
+    @property
+    def template(self) -> ChatTemplate:
+        """The policy's chat template."""
+        return self.agent.template
+
+    @property
+    def buffer(self) -> RolloutBuffer:
+        """The rollouts of this epoch, made with its loader."""
+        assert self._buffer is not None, "train_dataloader() makes the buffer"
+        return self._buffer
+
     # --- rollouts ---------------------------------------------------------------------------
 
-    def collect(
-        self, questions: Sequence[Question], group_size: int, what: str, enough: int | None = None
-    ) -> dict[int, RolloutGroup]:
-        """Sample rollouts from the current policy; see :meth:`Collector.collect`."""
-        self.pull_weights()
-        return self.collector.collect(questions, group_size, what, enough)
-
-    def pull_weights(self) -> None:
+    def push_weights(self) -> None:
         """Copy the policy into the engine.
 
-        The data module pulls because on resume ``train_dataloader`` runs before any training hook.
+        The data module asks for it because on resume ``train_dataloader`` runs before any training
+        hook.
         """
-        assert self.trainer is not None, "weights are pulled from a Trainer's module"
-        self.collector.pull_weights(self.trainer.lightning_module)
+        assert self.trainer is not None, "weights are those of a Trainer's module"
+        self.collector.push_weights(self.trainer.lightning_module)
 
-    def _collect_epoch(self) -> list[RolloutGroup]:
+    def _epoch_groups(self) -> list[RolloutGroup]:
         """Return the rollouts of this epoch, and begin those of the next if that is wanted."""
-        groups = self.collector.finish() if self.collector.is_ahead else self._collect_now()
+        groups = self.collector.finish() if self.collector.is_ahead else self._sample_epoch()
         self._before_ahead = None
-        if self.max_staleness and not self._is_last_epoch():
-            self.pull_weights()
+        if self.epoch_plan.max_staleness and not self._is_last_epoch():
+            self.push_weights()
             self._before_ahead = self._stream.state_dict()
-            questions = self._stream.take(self.questions_per_epoch)
-            self.collector.start(self._of_this_rank(questions), self.group_size)
+            questions = self._stream.take(self.epoch_plan.questions_per_epoch)
+            self.collector.start(self._of_this_rank(questions), self.epoch_plan.group_size)
         return list(groups.values())
 
     def _is_last_epoch(self) -> bool:
         assert self.trainer is not None, "epochs are a Trainer's"
         return self.trainer.current_epoch + 1 == self.trainer.max_epochs
 
-    def _collect_now(self) -> dict[int, RolloutGroup]:
+    def _sample_epoch(self) -> dict[int, RolloutGroup]:
         """Sample the next questions and put back those that were cancelled."""
-        questions = self._stream.take(self.questions_per_epoch + self.extra_questions)
-        enough = None
-        if self.extra_questions:
-            enough = len(self._of_this_rank(questions[: self.questions_per_epoch]))
+        plan = self.epoch_plan
+        self.push_weights()
+        questions = self._stream.take(plan.questions_asked)
         mine = self._of_this_rank(questions)
-        groups = self.collect(mine, self.group_size, "rollouts", enough)
-        if self.extra_questions:
-            has_ended = torch.tensor([position in groups for position in range(len(mine))])
-            self._put_back(questions, has_ended)
+        if not plan.extra_questions:
+            return self.collector.collect(mine, plan.group_size, "rollouts")
+        enough = len(self._of_this_rank(questions[: plan.questions_per_epoch]))
+        groups = self.collector.collect(mine, plan.group_size, "rollouts", enough)
+        self._put_back(questions, torch.tensor([place in groups for place in range(len(mine))]))
         return groups
 
     def _put_back(self, questions: Sequence[Question], has_ended: Tensor) -> None:
@@ -326,26 +250,23 @@ class RolloutDataModule(lightning.LightningDataModule):
 
         Lightning asks twice for the first epoch after a resume; the second time it gets the same.
         """
-        if self.buffer is None or self.buffer.was_read:
+        if self._buffer is None or self._buffer.was_read:
             start = time.perf_counter()
-            groups: Sequence[RolloutGroup] = self._collect_epoch()
+            groups: Sequence[RolloutGroup] = self._epoch_groups()
             self.rollout_seconds = time.perf_counter() - start
         else:
-            groups = self.buffer.groups
+            groups = self._buffer.groups
         epoch, version = 0, None
         if self.trainer is not None:
             module: Any = self.trainer.lightning_module
             epoch, version = self.trainer.current_epoch, module.policy_version
-        self.buffer = RolloutBuffer(groups, self.plan, epoch, version)
+        self._buffer = buffer = RolloutBuffer(groups, self.plan, epoch, version)
         if self.trainer is not None:
-            self._agree_among_ranks(self.buffer)
-            self.trainer.accumulate_grad_batches = self.buffer.micro_batches
-        self.buffer.require_rollouts()
-        return DataLoader(self.buffer, batch_size=None)
-
-    def _agree_among_ranks(self, buffer: RolloutBuffer) -> None:
-        if self.trainer is not None and self.trainer.world_size > 1:
-            buffer.share(self._reduce, self.trainer.world_size)
+            if self.trainer.world_size > 1:
+                buffer.share(self._reduce, self.trainer.world_size)
+            self.trainer.accumulate_grad_batches = buffer.micro_batches
+        buffer.require_rollouts()
+        return DataLoader(buffer, batch_size=None)
 
     def _reduce(self, tensor: Tensor, how: str) -> Tensor:
         assert self.trainer is not None, "ranks are a Trainer's"
@@ -372,9 +293,12 @@ class RolloutDataModule(lightning.LightningDataModule):
         return self._evaluation_loader("test")
 
     def _evaluation_loader(self, split: Split) -> DataLoader[Any]:
-        mine = self._of_this_rank(self.asked.questions(split))
-        rollouts = OneBatch(lambda: EvaluationBatch(self.collect(mine, 1, split).values()))
-        return DataLoader(rollouts, batch_size=None)
+        def sample() -> EvaluationBatch:
+            self.push_weights()
+            mine = self._of_this_rank(self.asked.questions(split))
+            return EvaluationBatch(self.collector.collect(mine, 1, split).values())
+
+        return DataLoader(OneBatch(sample), batch_size=None)
 
     # --- resume -----------------------------------------------------------------------------
 
@@ -391,3 +315,17 @@ class RolloutDataModule(lightning.LightningDataModule):
         is_training = self.trainer is None or self.trainer.state.fn == TrainerFn.FITTING
         if is_training and not self.restarts_questions:
             self._stream.load_state_dict(state_dict)
+
+
+def data_module(trainer: lightning.Trainer) -> RolloutDataModule:
+    """Return the data module of a Trainer; the Trainer's own attribute has no type.
+
+    Raises:
+        ConfigError: if it was given dataloaders instead.
+    """
+    found: RolloutDataModule | None = trainer.datamodule  # type: ignore[attr-defined]
+    if found is None:
+        raise ConfigError(
+            "Expected `trainer.fit(module, datamodule=RolloutDataModule(...))`, got no data module."
+        )
+    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,7 +64,7 @@ class Minibatch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Minibatch:
         """Return a copy on ``device``, every dtype kept."""
-        moved = {
+        moved: dict[str, Any] = {
             name: value.to(device, non_blocking=non_blocking)
             if isinstance(value, Tensor)
             else value

@@ -23,6 +23,7 @@ from trace_pl.models.experts import Experts, RouterWatch, routers
 from trace_pl.models.loading import BUILT_IN_BASE
 from trace_pl.models.logprobs import sampled_logprobs
 from trace_pl.training.buffer import RolloutBuffer
+from trace_pl.training.datamodule import data_module
 from trace_pl.training.metrics import EpochMetrics
 from trace_pl.training.minibatch import EvaluationBatch, Minibatch
 from trace_pl.training.mismatch import add_mismatch
@@ -108,7 +109,7 @@ class TraceModule(PolicyModule):
     def on_train_epoch_start(self) -> None:
         """Fix the old log-probs before the first step, if there is more than one."""
         self._update_start = time.perf_counter()
-        buffer = self.trainer.datamodule.buffer  # type: ignore[attr-defined]
+        buffer = data_module(self.trainer).buffer
         if not buffer.plan.takes_one_step:
             buffer.old_logprobs = self.current_logprobs(buffer)
 

@@ -111,7 +111,7 @@ def test_a_run_without_tools_is_not_checked():
 
 def test_a_run_is_refused_before_anything_is_sampled(monkeypatch):
     monkeypatch.setattr(
-        "trace_pl.training.datamodule.load_tokenizer", lambda name: family("llama3")
+        "trace_pl.training.agent_setup.load_tokenizer", lambda name: family("llama3")
     )
     data = RolloutDataModule(ClosedWebTask((2,)), HFEngine)
     with pytest.raises(ConfigError, match=r"got HermesFormat.*LlamaFormat"):

@@ -43,9 +43,10 @@ def collect_twice(forgets):
     module.configure_model()
     data.open()
     data.trainer = SimpleNamespace(lightning_module=module)
-    questions = data.task.questions("validation")[:1]
+    questions = data.agent.task.questions("validation")[:1]
     for _ in range(2):
-        data.collect(questions, 1, "test")
+        data.push_weights()
+        data.collector.collect(questions, 1, "test")
     assert data.parity < 1e-4
     return data.collector.loop.engine.calls
 
