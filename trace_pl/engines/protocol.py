@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -65,8 +65,34 @@ class Completion:
     response; None if the engine does not record them."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineNeeds:
+    """What an engine takes of a machine, known from its settings before it starts."""
+
+    dtype: str = "auto"
+    """Number format of weights and cache; "auto" is that of the model's files."""
+    max_model_len: int = 4096
+    max_num_seqs: int = 128
+    kv_cache_gib: float | None = 1.0
+    """Memory for keys and values; None where ``gpu_memory_utilization`` rules."""
+    gpu_memory_utilization: float = 0.5
+    """Share of a GPU's memory for weights and cache together."""
+    tensor_parallel_size: int = 1
+    """GPUs that hold one copy of the weights between them."""
+    has_own_gpus: bool = False
+    """Whether it computes on GPUs that the trainer does not use."""
+    caches_full_length: bool = False
+    """Whether the cache holds every sequence at full length, whatever is in it."""
+
+
 class RolloutEngine(ABC):
     """A sampler that advances many requests together and can be given new weights.
+
+    The agent loop submits a request for each response that it wants, and calls :meth:`step` until
+    nothing is unfinished; requests join and leave at any step, so a rollout whose tool has answered
+    never waits for the others. Between two phases the trainer pushes its weights. An engine of your
+    own implements the abstract methods, counts ``version``, draws from :func:`stream_seed` alone so
+    that a run can be repeated, and returns the log-probs of the distribution it drew from.
 
     A base class and not a protocol, so that the command line can check what a config names.
     """
@@ -78,6 +104,20 @@ class RolloutEngine(ABC):
     runs_apart: bool = False
     """Whether it computes in a process of its own, so that a thread can drive it while the trainer
     trains."""
+
+    @classmethod
+    def needs(cls, settings: Mapping[str, Any]) -> EngineNeeds:
+        """Return what an engine of these settings takes of a machine; nothing is started.
+
+        Here for the names that the engines of this package share; one with other settings, or with
+        other habits, overrides it.
+
+        Args:
+            settings: the ``init_args`` of a config; what is missing has its default.
+        """
+        known = {field.name for field in fields(EngineNeeds)}
+        shared = {name: value for name, value in settings.items() if name in known}
+        return EngineNeeds(**{"has_own_gpus": cls.runs_apart, **shared})
 
     @abstractmethod
     def submit(self, request: GenerationRequest) -> None:
@@ -157,7 +197,7 @@ class RolloutEngine(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the engine holds; it can not be used afterwards."""
+        """Free what the engine holds; it cannot be used afterwards."""
 
 
 def stream_seed(seed: int, stream: str) -> int:

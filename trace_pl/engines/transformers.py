@@ -1,11 +1,11 @@
-"""Sampling with transformers alone, where vLLM can not be installed: slower, otherwise the same."""
+"""Sampling with transformers alone, where vLLM cannot be installed: slower, otherwise the same."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from transformers import GenerationConfig, LogitsProcessor, TopPLogitsWarper
 
 from trace_pl.engines.protocol import (
     Completion,
+    EngineNeeds,
     FinishReason,
     GenerationRequest,
     RolloutEngine,
@@ -76,6 +77,11 @@ class HFEngine(RolloutEngine):
         # Penalties and the like that a model's folder asks for are no part of the policy.
         self._model.generation_config = GenerationConfig()
         self._waiting: list[GenerationRequest] = []
+
+    @classmethod
+    def needs(cls, settings: Mapping[str, Any]) -> EngineNeeds:
+        """Return what it takes of a machine: a cache of every sequence at full length."""
+        return replace(super().needs(settings), caches_full_length=True)
 
     def submit(self, request: GenerationRequest) -> None:
         """Queue a request; it joins the next step."""

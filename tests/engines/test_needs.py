@@ -1,0 +1,28 @@
+"""What an engine takes of a machine is known before it starts."""
+
+from trace_pl.engines import AutoEngine, EngineNeeds, HFEngine, ServerEngine, VLLMEngine
+
+
+def test_engines_say_whose_gpus_they_use_and_how_their_cache_grows():
+    assert [engine.needs({}).has_own_gpus for engine in (VLLMEngine, AutoEngine, HFEngine)] == (
+        [False] * 3
+    )
+    assert ServerEngine.needs({"max_num_seqs": 8}) == EngineNeeds(max_num_seqs=8, has_own_gpus=True)
+    assert HFEngine.needs({}).caches_full_length
+    assert not VLLMEngine.needs({}).caches_full_length
+
+
+def test_settings_are_taken_by_name_and_others_are_not_theirs():
+    needs = VLLMEngine.needs({"kv_cache_gib": None, "dtype": "bfloat16", "temperature": 0.7})
+    assert needs == EngineNeeds(kv_cache_gib=None, dtype="bfloat16")
+
+
+def test_an_engine_of_ones_own_may_say_it_in_other_words():
+    class RemoteEngine(VLLMEngine):
+        runs_apart = True
+
+        @classmethod
+        def needs(cls, settings):
+            return super().needs({"max_num_seqs": settings["slots"]})
+
+    assert RemoteEngine.needs({"slots": 3}) == EngineNeeds(max_num_seqs=3, has_own_gpus=True)
