@@ -94,7 +94,7 @@ def test_a_request_longer_than_the_server_reads_is_refused_in_its_words(server_e
 
 def test_a_server_that_hangs_is_an_error_in_time(server_engine):
     pid = server_engine.pid
-    client = ServerClient("http://vllm", server_engine._process.socket, 4, timeout_s=0.5)
+    client = ServerClient("http://vllm", server_engine._child.process.socket, 4, timeout_s=0.5)
     os.killpg(pid, signal.SIGSTOP)
     try:
         with pytest.raises(ServerError, match=r"/resume within 0.5 s, got nothing"):
@@ -288,9 +288,9 @@ def test_a_server_killed_in_a_phase_is_started_again_as_it_was(
 
 
 def test_the_next_push_starts_a_server_that_died_while_idle(server_engine, weights, forks_servers):
-    if not server_engine._process.has_exited():
+    if not server_engine._child.process.has_exited():
         os.killpg(server_engine.pid, signal.SIGKILL)
-        assert server_engine._process.has_exited(PATIENCE_S)
+        assert server_engine._child.process.has_exited(PATIENCE_S)
     # An iterator is enough for a push, but can not be read again.
     server_engine.push_weights(weights.named_parameters(), version=2)
     check_parity(server_engine, weights, PROMPT, tolerance=1e-4)

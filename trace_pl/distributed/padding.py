@@ -23,7 +23,20 @@ def pad_batches(batches: Sequence[Sequence[Item]], model: nn.Module) -> list[Seq
     """
     if not isinstance(model, FSDPModule):
         return list(batches)
-    device = next(model.parameters()).device
-    most = torch.tensor(len(batches), device=device)
+    most = torch.tensor(len(batches), device=exchange_device(distributed.get_backend_config()))
     distributed.all_reduce(most, distributed.ReduceOp.MAX)
     return [*batches, *([()] * (int(most) - len(batches)))]
+
+
+def exchange_device(backends: str) -> torch.device:
+    """Return where a tensor has to lie for all ranks to exchange it.
+
+    That is not where the parameters of an offloaded model lie: NCCL exchanges nothing between main
+    memories.
+
+    Args:
+        backends: Of a process group by device, such as "cpu:gloo,cuda:nccl".
+    """
+    if "cpu:" in backends:
+        return torch.device("cpu")
+    return torch.device(backends.partition(":")[0])

@@ -53,7 +53,12 @@ def read_rows(
     picked: Tensor,
     targets_M: Tensor,
 ) -> Tensor:
-    """Do what :func:`packed_logprobs` says, on a model whose weights are there."""
+    """Do what :func:`packed_logprobs` says, on a model whose weights are there.
+
+    A model that rests in main memory computes elsewhere: FSDP moves the tensors among the arguments
+    there, but not those inside the rows.
+    """
+    rows = [row.to(token_ids_L.device) for row in rows]
     hidden_LD = model.get_decoder()(
         input_ids=token_ids_L[None],
         position_ids=position_ids_L[None],

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import math
-import queue
 import shutil
-import time
 import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -25,20 +21,17 @@ from trace_pl.engines.protocol import (
     RolloutEngine,
     SamplingSettings,
 )
-from trace_pl.engines.server.client import Json, ServerClient
+from trace_pl.engines.server.child import ChildServer
+from trace_pl.engines.server.client import ServerClient
 from trace_pl.engines.server.group import ServerGroup, read_completion
-from trace_pl.engines.server.process import ServerProcess
+from trace_pl.engines.server.pending import PendingRequests
 from trace_pl.engines.server.weight_files import WeightFiles
 from trace_pl.engines.vllm.setup import require_memory, sampling_parameters
-from trace_pl.errors import ConfigError, RolloutError, ServerError
+from trace_pl.errors import RolloutError, ServerError
 from trace_pl.models.loading import resolve_model
-
-logger = logging.getLogger(__name__)
 
 _GIB = 2**30
 _STEP_S = 0.05  # how long a step waits if nothing has finished
-_POLL_S = 0.1
-_DEATH_S = 30.0  # vLLM's server looks every 5 s whether its engine has died, and then ends
 
 
 class ServerEngine(RolloutEngine):
@@ -73,7 +66,7 @@ class ServerEngine(RolloutEngine):
 
     Raises:
         ConfigError: if the child does not start, or a server reads shorter sequences.
-        ServerError: if a server can not be reached.
+        ServerError: if a server cannot be reached.
     """
 
     runs_apart = True
@@ -101,7 +94,7 @@ class ServerEngine(RolloutEngine):
         )
         self.version = -1
         self._dtype = None if dtype == "auto" else getattr(torch, dtype)
-        self._arguments = [
+        arguments = [
             resolve_model(model),
             f"--max-model-len={max_model_len}",
             f"--max-num-seqs={max_num_seqs}",
@@ -110,31 +103,33 @@ class ServerEngine(RolloutEngine):
             "--no-use-tqdm-on-load",
         ]
         if kv_cache_gib is not None:
-            self._arguments.append(f"--kv-cache-memory-bytes={math.ceil(kv_cache_gib * _GIB)}")
+            arguments.append(f"--kv-cache-memory-bytes={math.ceil(kv_cache_gib * _GIB)}")
             if not urls and not torch.cuda.is_available():
                 require_memory(kv_cache_gib)
-        self._num_threads = num_threads or torch.get_num_threads()
         self._max_num_seqs = max_num_seqs
         self._timeout_s = timeout_s
-        self._start_timeout_s = start_timeout_s
         self._transfer = transfer or WeightFiles()
         self._folder = self._transfer.make_folder()
         self._run_id = uuid.uuid4().hex[:8]
         self._weights: Iterable[tuple[str, Tensor]] | None = None
         self._label: str | None = None
-        self._running: dict[Future[Json], GenerationRequest] = {}
-        self._answered: queue.SimpleQueue[Future[Json]] = queue.SimpleQueue()
-        self._process: ServerProcess | None = None
-        self._can_restart = True
-        self._servers = self._group([])
+        self._pending = PendingRequests()
+        self._child: ChildServer | None = None
+        self._remote: ServerGroup | None = None
         atexit.register(self.close)  # a run that fails leaves no file in a shared folder
         try:
             if urls:
-                clients = [ServerClient(url, None, max_num_seqs, timeout_s) for url in urls]
-                self._servers = self._group(clients)
-                self._servers.connect(max_model_len)
+                self._remote = self._connected([self._client(url) for url in urls])
             else:
-                self._start()
+                self._child = ChildServer(
+                    arguments,
+                    num_threads or torch.get_num_threads(),
+                    self._folder,
+                    make_client=lambda socket: self._client("http://vllm", socket),
+                    make_group=lambda client: self._group([client]),
+                    start_timeout_s=start_timeout_s,
+                )
+                self._child.group.connect(max_model_len)
         except BaseException:
             self.close()
             raise
@@ -145,8 +140,7 @@ class ServerEngine(RolloutEngine):
         """Send a request."""
         parameters = {**sampling_parameters(self.settings, request), "detokenize": False}
         answer = self._servers.generate(request.stream, request.prompt_ids, parameters)
-        self._running[answer] = request
-        answer.add_done_callback(self._answered.put)
+        self._pending.add(request, answer)
 
     def step(self) -> list[Completion]:
         """Return the requests that have finished; wait a moment if none has.
@@ -156,44 +150,25 @@ class ServerEngine(RolloutEngine):
         """
         completions = []
         try:
-            for answer in self._take_answers():
-                request = self._running[answer]
+            for request, answer in self._pending.arrived(_STEP_S):
                 completions.append(
                     read_completion(request.request_id, answer.result(), self._label)
                 )
-                del self._running[answer]
+                self._pending.remove(answer)
         except ServerError as error:
-            self._restart(error)
+            self._recover(error)
         except RolloutError:
-            self._drop_requests()
+            self._pending.drop()
             raise
         return completions
 
     def has_unfinished(self) -> bool:
         """Return whether :meth:`step` has work to do."""
-        return bool(self._running)
+        return bool(self._pending)
 
     def cancel(self, request_ids: Collection[str]) -> None:
-        """Forget requests; vLLM ends one whose connection closes."""
-        wanted = set(request_ids)
-        for answer, request in list(self._running.items()):
-            if request.request_id in wanted:
-                del self._running[answer]
-                answer.cancel()
-
-    def _take_answers(self) -> list[Future[Json]]:
-        """Return the calls that have ended, waiting a moment for the first."""
-        answers = []
-        with suppress(queue.Empty):
-            answers.append(self._answered.get(timeout=_STEP_S))
-            while True:
-                answers.append(self._answered.get_nowait())
-        return [answer for answer in answers if answer in self._running]
-
-    def _drop_requests(self) -> None:
-        for answer in self._running:
-            answer.cancel()
-        self._running.clear()
+        """Forget requests."""
+        self._pending.cancel(request_ids)
 
     # --- weights ----------------------------------------------------------------------------
 
@@ -204,20 +179,25 @@ class ServerEngine(RolloutEngine):
             RolloutError: if requests are unfinished, or a server fails or refuses the weights.
         """
         self.require_idle()
-        self._can_restart = True
-        if self._process is not None and self._process.has_exited():
-            self._weights = None  # the old ones
-            self._restart(ServerError("Expected vLLM's server to live, got its end while idle."))
-        if self._process is None and has_other_ranks():
+        if self._child is None and has_other_ranks():
             self._push_together(named_tensors, version)
         else:
-            self._weights = named_tensors
-            self._label = f"{self._run_id}/{version}"
-            try:
-                self._servers.push(named_tensors, self._label)
-            except ServerError as error:
-                self._restart(error)
+            self._push_alone(named_tensors, version)
         self.version = version
+
+    def _push_alone(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
+        """Push to servers that no other rank uses."""
+        if self._child is not None:
+            self._child.forgive()
+            if self._child.process.has_exited():
+                self._weights = None  # the old ones, which nobody needs
+                self._recover(ServerError("The vLLM server exited while it was idle."))
+        self._weights = named_tensors
+        self._label = f"{self._run_id}/{version}"
+        try:
+            self._servers.push(named_tensors, self._label)
+        except ServerError as error:
+            self._recover(error)
 
     def _push_together(self, named_tensors: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Let one rank push to the servers that all share; the others help to gather."""
@@ -249,7 +229,7 @@ class ServerEngine(RolloutEngine):
         try:
             found_ST = self._servers.prompt_logprobs(token_ids)
         except ServerError as error:
-            self._restart(error)
+            self._recover(error)
             found_ST = self._servers.prompt_logprobs(token_ids)
         farthest_T = (found_ST - found_ST[0]).abs().argmax(dim=0)
         return found_ST.gather(0, farthest_T[None])[0]
@@ -257,8 +237,11 @@ class ServerEngine(RolloutEngine):
     def close(self) -> None:
         """Stop the child and remove what was left of the weights."""
         atexit.unregister(self.close)
-        self._drop_requests()
-        self._stop()
+        self._pending.drop()
+        for servers in (self._child, self._remote):
+            if servers is not None:
+                servers.close()
+        self._child = self._remote = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- servers ----------------------------------------------------------------------------
@@ -266,58 +249,43 @@ class ServerEngine(RolloutEngine):
     @property
     def pid(self) -> int:
         """Process id of the child, which is that of its process group."""
-        assert self._process is not None, "the servers run on other machines"
-        return self._process.pid
+        assert self._child is not None, "the servers run on other machines"
+        return self._child.process.pid
+
+    @property
+    def _servers(self) -> ServerGroup:
+        servers = self._remote if self._child is None else self._child.group
+        assert servers is not None, "the engine was closed"
+        return servers
+
+    def _recover(self, error: ServerError) -> None:
+        """Bring a child that died back to where it was: weights, then unfinished requests.
+
+        Raises:
+            ServerError: what else is wrong, or that this is its second death.
+        """
+        lost = self._pending.drop()
+        if self._child is None:
+            raise error
+        is_read_once = self._weights is not None and iter(self._weights) is self._weights
+        obstacle = " and its weights can be read only once" if is_read_once else ""
+        self._child.restart(error, obstacle)
+        self._child.group.connect(self.max_model_len)
+        if self._weights is not None and self._label is not None:
+            try:
+                self._servers.push(self._weights, self._label)
+            except ServerError as again:
+                self._child.restart(again)  # tells of the second death
+        for request in lost:
+            self.submit(request)
+
+    def _client(self, url: str, socket: Path | None = None) -> ServerClient:
+        return ServerClient(url, socket, self._max_num_seqs, self._timeout_s)
 
     def _group(self, clients: list[ServerClient]) -> ServerGroup:
         return ServerGroup(clients, self._transfer, self._folder, self._dtype)
 
-    def _start(self) -> None:
-        """Start a child and wait until it serves."""
-        process = ServerProcess(self._arguments, self._num_threads, [self._folder])
-        client = ServerClient("http://vllm", process.socket, self._max_num_seqs, self._timeout_s)
-        self._process, self._servers = process, self._group([client])
-        deadline = time.monotonic() + self._start_timeout_s
-        while not self._servers.is_healthy():
-            if process.has_exited(_POLL_S) or time.monotonic() > deadline:
-                raise ConfigError(
-                    "Expected vLLM's server to start, got the log below. Change "
-                    f"`data.engine.init_args`.\n{process.log_end()}"
-                )
-        self._servers.connect(self.max_model_len)
-
-    def _restart(self, error: ServerError) -> None:
-        """Bring a child that died back to where it was; raise what else is wrong."""
-        lost = list(self._running.values())
-        self._drop_requests()
-        if self._process is None or self._servers.is_healthy():
-            raise error
-        if not self._process.has_exited(_DEATH_S):
-            raise error
-        log = self._process.log_end()
-        is_iterator = self._weights is not None and iter(self._weights) is self._weights
-        if not self._can_restart or is_iterator:
-            raise ServerError(
-                "Expected vLLM's server to live, got its end"
-                + (" and weights that can be read only once" if is_iterator else " a second time")
-                + f". Its log ends:\n{log}"
-            ) from error
-        self._can_restart = False
-        logger.warning("vLLM's server died and is started once more. Its log ends:\n%s", log)
-        self._stop()
-        self._start()
-        try:
-            if self._weights is not None and self._label is not None:
-                self._servers.push(self._weights, self._label)
-        except ServerError as again:
-            self._restart(again)  # which tells of the second death
-        for request in lost:
-            self.submit(request)
-
-    def _stop(self) -> None:
-        """Close every connection and stop the child."""
-        self._servers.close()
-        self._servers = self._group([])
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+    def _connected(self, clients: list[ServerClient]) -> ServerGroup:
+        group = self._group(clients)
+        group.connect(self.max_model_len)
+        return group
