@@ -95,8 +95,8 @@ def test_a_head_that_was_left_behind_is_named(tied, monkeypatch):
     policy = load_model(folder)
     engine.push_weights(policy_tensors(policy), version=1)
     perturb(policy, 1)
-    pack = weights._pack
-    monkeypatch.setattr(weights, "_pack", lambda m: is_head(m) or pack(m))
+    pack = weights.pack
+    monkeypatch.setattr(weights, "pack", lambda m: is_head(m) or pack(m))
     engine.push_weights(policy_tensors(policy), version=2)
     with pytest.raises(WeightSyncError, match=r"most: 'lm_head\.weight' by .*'[^']*' by 0,"):
         check_parity(engine, policy, PROMPT, tolerance=1e-4)
