@@ -1,6 +1,6 @@
 """A weight push as tensors, or through files: saving the policy and loading it into the engine.
 
-A new engine that loads the files is timed as well: what is left where a running one can not load.
+A new engine that loads the files is timed as well: what is left where a running one cannot load.
 
 Each model runs in a process of its own with a real vLLM; before every push all weights change, and
 after it log-probs of a fixed prompt are compared on both sides. The peak of a push is how much the

@@ -69,7 +69,7 @@ class Uv:
 
 
 def python_problem(version: tuple[int, int]) -> str | None:
-    """Say why this Python can not be used, or None."""
+    """Say why this Python cannot be used, or None."""
     if (3, 11) <= version < (3, 13):
         return None
     return (
@@ -132,7 +132,7 @@ def engine_extra(accelerator: str, system: str) -> str | None:
 def torch_attempts(accelerator: str, system: str) -> list[Attempt]:
     """Return the ways to get the right torch, in order.
 
-    PyTorch's own index is never asked first: one that can not be reached costs minutes.
+    PyTorch's own index is never asked first: one that cannot be reached costs minutes.
     """
     configured = "the configured package index"
     if accelerator == "gpu":

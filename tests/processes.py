@@ -245,7 +245,7 @@ def leave():
 
     A thread of gloo keeps its last piece of work, and with it Python objects such as the modes that
     were on, until the process group goes. If that is when Python ends, it aborts the process; if
-    Python's lock is held meanwhile, as by DDP's reducer, it waits for ever (torch 2.13).
+    Python's lock is held meanwhile, as by DDP's reducer, it waits forever (torch 2.13).
     """
     distributed.barrier()  # nobody goes while another still listens
     sys.stdout.flush()

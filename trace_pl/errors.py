@@ -9,7 +9,7 @@ class TraceError(Exception):
 
 
 class ConfigError(TraceError, ValueError):
-    """A setting, a path, a tokenizer or an installation that can not work."""
+    """A setting, a path, a tokenizer or an installation that cannot work."""
 
 
 class DataError(TraceError, ValueError):
@@ -25,7 +25,7 @@ class RolloutError(TraceError, RuntimeError):
 
 
 class ServerError(RolloutError):
-    """A vLLM server that can not be reached, refuses a request, or does not answer in time."""
+    """A vLLM server that cannot be reached, refuses a request, or does not answer in time."""
 
 
 class CheckpointError(TraceError, RuntimeError):

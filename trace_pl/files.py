@@ -39,7 +39,7 @@ def require_writable(folder: Path, setting: str) -> None:
     """Create a folder and prove that files can be written there.
 
     Args:
-        folder: Where something will be written.
+        folder: Folder that something will be written to.
         setting: What to change if it cannot.
 
     Raises:

@@ -84,7 +84,7 @@ def _parse_object(line: bytes, place: str) -> dict[str, Any]:
         value = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"Expected one JSON object in UTF-8 at {place}, got what can not be read ({error}). "
+            f"Expected one JSON object in UTF-8 at {place}, got what cannot be read ({error}). "
             "Repair the line."
         ) from error
     if not isinstance(value, dict):

@@ -13,7 +13,7 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 def clean_text(text: str) -> str:
     r"""Return text with ``\n`` as its only newline, without control characters or lone surrogates.
 
-    All other Unicode is kept: a lone surrogate alone can not be encoded, tokenised or indexed.
+    All other Unicode is kept: a lone surrogate alone cannot be encoded, tokenised or indexed.
     """
     if text.replace("\n", "").replace("\t", "").isprintable():
         return text  # nearly every text, in a fifth of the time

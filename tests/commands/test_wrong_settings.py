@@ -85,7 +85,7 @@ ARGUMENTS = [
     ("--credit.anchor 5",
      f"Expected an Anchor at `credit.anchor` {THERE}, got '5'. {ANCHORS}"),
     ("--model.loss nopackage.NoSuch",
-     f"Expected a PolicyLoss at `model.loss` {THERE}, got 'nopackage.NoSuch', which can not be "
+     f"Expected a PolicyLoss at `model.loss` {THERE}, got 'nopackage.NoSuch', which cannot be "
      f"imported (No module named 'nopackage'). {LOSSES}"),
     ("--model.loss trace_pl.losses.TokenMean",
      f"Expected a PolicyLoss at `model.loss` {THERE}, got 'trace_pl.losses.TokenMean', which is "
@@ -144,7 +144,7 @@ ARGUMENTS = [
     ("--config {data:_{group_sise:_3}}",
      f"Expected a setting of `data` {THERE}, got `data.group_sise`. Did you mean `group_size`?"),
     ("--credit.backup broken_stages.Mine",
-     f"Expected a Backup at `credit.backup` {THERE}, got 'broken_stages.Mine', which can not be "
+     f"Expected a Backup at `credit.backup` {THERE}, got 'broken_stages.Mine', which cannot be "
      f"imported (half written). {BACKUPS}"),
     ("--seed_everything x",
      f"Expected true or false or a whole number for `seed_everything` {THERE}, got 'x'."),
@@ -161,7 +161,7 @@ ARGUMENTS = [
     ("--print_config=foo",
      'Invalid option "foo" for --print_config. See `trace-pl fit --help`.'),
     ("--data.parity_tolerance -0.1", "Expected data.parity_tolerance of at least 0, got -0.1."),
-    # what a machine can not do
+    # what a machine cannot do
     ("--trainer.accelerator cpu --trainer.strategy fsdp",
      "Expected settings that fit this machine and each other, got: The strategy `fsdp` requires a "
      "GPU accelerator, but received `accelerator='cpu'`."),
@@ -200,13 +200,13 @@ def test_a_wrong_argument_is_one_line(cli, tmp_path, monkeypatch, arguments, lin
 
 
 OWN_CODE = {
-    "int('abc')\n": "which can not be imported (ValueError: invalid literal for int() with base "
+    "int('abc')\n": "which cannot be imported (ValueError: invalid literal for int() with base "
     "10: 'abc' in '{}', line 1)",
-    "import os\n\nos.nothing\n": "which can not be imported (AttributeError: module 'os' has no "
+    "import os\n\nos.nothing\n": "which cannot be imported (AttributeError: module 'os' has no "
     "attribute 'nothing' in '{}', line 3)",
     "class Other:\n    pass\n": "which does not exist",
     "import callbacks\n\n\nclass Mine(callbacks.PolicyProber):\n    reads_policy = True\n": "which "
-    "can not be imported (Expected `reader` in Mine, got `reads_policy`, which nobody reads.",
+    "cannot be imported (Expected `reader` in Mine, got `reads_policy`, which nobody reads.",
     "import callbacks\n\n\nclass Mine(callbacks.NoProber):\n    def __init__(self) -> None:\n"
     "        {}['missing']\n": "got KeyError: 'missing' in '{}', line 6.",
     "import callbacks\n\n\nclass Mine(callbacks.NoProber):\n    def __init__(self) -> None:\n"

@@ -1,4 +1,4 @@
-"""What can not be dealt is refused before anything is loaded."""
+"""What cannot be dealt is refused before anything is loaded."""
 
 import pytest
 from random_models import make_qwen3, make_qwen3_moe

@@ -291,7 +291,7 @@ def test_the_next_push_starts_a_server_that_died_while_idle(server_engine, weigh
     if not server_engine._child.process.has_exited():
         os.killpg(server_engine.pid, signal.SIGKILL)
         assert server_engine._child.process.has_exited(PATIENCE_S)
-    # An iterator is enough for a push, but can not be read again.
+    # An iterator is enough for a push, but cannot be read again.
     server_engine.push_weights(weights.named_parameters(), version=2)
     check_parity(server_engine, weights, PROMPT, tolerance=1e-4)
     submit(server_engine)

@@ -115,7 +115,7 @@ class Follower:
             raise self._wrong(keys, in_words(hint), value)
 
     def require(self, slots: dict[str, Action]) -> None:
-        """Check that parser and chosen classes were given what they can not do without."""
+        """Check that parser and chosen classes were given what they cannot do without."""
         absent = [name for name, each in slots.items() if each.required]
         absent = [name for name in absent if name not in self._seen]
         if absent:
@@ -183,7 +183,7 @@ class Follower:
             else:
                 is_told = isinstance(error, ImportError | RuntimeError | TraceError)
                 why = one_line(error) if is_told else with_place(error)
-                fault = f", which can not be imported ({why})"
+                fault = f", which cannot be imported ({why})"
         else:
             if "." not in str(path) and all(base.is_protocol for base in bases):
                 fault = " alone"  # the parser knows implementers by their path and nothing else

@@ -25,7 +25,7 @@ def deal_experts(model: PreTrainedModel, mesh: DeviceMesh) -> list[nn.Module]:
         The modules that hold experts; each exchanges tokens with the other ranks when it runs.
 
     Raises:
-        ConfigError: if transformers has no plan for the model, or its experts can not be divided.
+        ConfigError: if transformers has no plan for the model, or its experts cannot be divided.
     """
     plan = model.ep_plan
     if _DISPATCH not in plan.values():

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:
     """Return the norm of all tensors as one vector, a plain scalar that is equal on all ranks.
 
-    Torch's own can not add up what lies on different meshes, as dealt experts and the rest of a
+    Torch's own cannot add up what lies on different meshes, as dealt experts and the rest of a
     model do.
 
     Args:

@@ -35,7 +35,7 @@ def exchange_device(backends: str) -> torch.device:
     memories.
 
     Args:
-        backends: Of a process group by device, such as "cpu:gloo,cuda:nccl".
+        backends: Backends of a process group by device, such as "cpu:gloo,cuda:nccl".
     """
     if "cpu:" in backends:
         return torch.device("cpu")

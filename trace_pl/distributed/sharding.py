@@ -38,14 +38,14 @@ def shard_model(
     Args:
         model: On any device, ``meta`` included.
         mesh: One dimension (all ranks share one copy), or two (copies, ranks that share one).
-        compute_dtype: Of the forward and backward pass.
+        compute_dtype: Number format of the forward and backward pass.
         on_cpu: Keeps the shards in main memory and copies each layer in when it runs.
         expert_mesh: Dimensions "shard" and "expert", in front of them "replicate" where ``mesh``
             has two. Experts are dealt to the ranks of the last, and what a rank gets is shared
             among those of the first. None shards them like the rest of their layer.
 
     Raises:
-        ConfigError: if the experts can not be dealt.
+        ConfigError: if the experts cannot be dealt.
     """
     offload = CPUOffloadPolicy(pin_memory=torch.cuda.is_available()) if on_cpu else OffloadPolicy()
 

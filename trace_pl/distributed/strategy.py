@@ -47,7 +47,7 @@ class ShardedStrategy(ModelParallelStrategy):
     Args:
         shard_size: Ranks that hold one copy of the model together, as a rule those of one node;
             each such group is a replica. None means all ranks.
-        compute_dtype: Of forward and backward pass.
+        compute_dtype: Number format of the forward and backward pass.
         reference_on_cpu: Keeps the frozen reference in main memory.
         expert_parallel_size: Ranks that divide the experts of a mixture among themselves, as a rule
             those of one node. Each computes its experts for the tokens of all of them, so that
@@ -87,7 +87,7 @@ class ShardedStrategy(ModelParallelStrategy):
         """Return the numbers of replicas, and of ranks that share each.
 
         Raises:
-            ConfigError: if the ranks can not be divided into groups of ``shard_size``, or these
+            ConfigError: if the ranks cannot be divided into groups of ``shard_size``, or these
                 into groups of ``expert_parallel_size``.
         """
         world_size = self.num_nodes * self.num_processes

@@ -30,10 +30,10 @@ class AutoEngine(RolloutEngine):
             ``gpu_memory_utilization`` of the device.
         gpu_memory_utilization: share of the device's memory, for weights and cache together; used
             only if ``kv_cache_gib`` is None.
-        temperature: of sampling.
-        top_p: nucleus of sampling.
+        temperature: temperature of sampling.
+        top_p: probability mass of the nucleus that is sampled from.
         dtype: number format.
-        seed: of sampling; None takes torch's initial seed.
+        seed: seed of sampling; None takes torch's initial seed.
         num_threads: CPU threads of vLLM; None takes as many as torch has.
 
     Raises:

@@ -37,15 +37,15 @@ class HFEngine(RolloutEngine):
         model: folder of a Hugging Face model, or a hub id ``owner/name``.
         max_model_len: most tokens of one sequence.
         max_num_seqs: requests of one step.
-        temperature: of sampling. Log-probs are those of the distribution sampled from.
+        temperature: temperature of sampling. Log-probs are those of the distribution sampled from.
         top_p: nucleus of sampling.
         dtype: number format.
-        seed: of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
+        seed: seed of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
         record_experts: whether completions say which experts of a mixture read each token, for
             ``model.experts.replay``.
 
     Raises:
-        ConfigError: if the model can not be loaded, the settings are no distribution, or a step
+        ConfigError: if the model cannot be loaded, the settings are no distribution, or a step
             would serve no request.
     """
 

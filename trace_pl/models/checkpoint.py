@@ -80,7 +80,7 @@ def load_sharded(state: dict[str, Any], reader: SafeReader, no_dist: bool = Fals
 
     Args:
         state: Tensors by name, each rank's parts of them.
-        reader: Of the folder.
+        reader: Reader of the folder.
         no_dist: Whether this process reads alone.
 
     Raises:

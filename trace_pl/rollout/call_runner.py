@@ -46,7 +46,7 @@ class _Report(Generic[T]):
 class CallRunner(Generic[T]):
     """Runs calls concurrently and never waits for one that hangs.
 
-    A thread can not be stopped from outside, so a call beyond its time is abandoned: its thread is
+    A thread cannot be stopped from outside, so a call beyond its time is abandoned: its thread is
     replaced and whatever it returns later is dropped. Threads are daemons, so that a hung call does
     not keep the program from ending.
 

@@ -73,9 +73,9 @@ class RolloutPhase:
         """Begin a rollout.
 
         Args:
-            position: of the question among those of the phase.
+            position: position of the question among those of the phase.
             question: what is asked.
-            index: of the rollout in its group.
+            index: position of the rollout in its group.
             stream: names its random numbers.
             prompt: token ids of the prompt.
         """

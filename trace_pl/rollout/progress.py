@@ -36,7 +36,7 @@ class RolloutBar:
 
     Args:
         what: goes before the bar.
-        file: where to show it, whatever it is; None means stderr, if that is a terminal.
+        file: stream that it is shown on; None means stderr, if that is a terminal.
     """
 
     def __init__(self, what: str, file: TextIO | None = None) -> None:

@@ -27,7 +27,7 @@ class AskedQuestions:
     """The questions of each split as far as they are asked, read once.
 
     Args:
-        task: Where they come from.
+        task: Task that they come from.
         at_least: Training questions that one epoch takes.
         at_most: Limits of the other splits; None takes all.
     """

@@ -16,7 +16,7 @@ class QuestionStream:
 
     Args:
         questions: At least one.
-        seed: Of the orders.
+        seed: Seed of the orders.
     """
 
     def __init__(self, questions: Sequence[Question], seed: int) -> None:

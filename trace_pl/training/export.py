@@ -184,7 +184,7 @@ def _new_folder(output: Path) -> Iterator[Path]:
     """Yield a folder that takes the name ``output`` when the block ends well.
 
     Raises:
-        ConfigError: if it can not be written.
+        ConfigError: if it cannot be written.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))

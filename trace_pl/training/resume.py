@@ -40,7 +40,7 @@ class RunRecord(SaveConfigCallback):
     The file holds what the user asked for: a run that is started with it is a new run.
 
     Args:
-        parser: Of the config.
+        parser: Parser of the config.
         config: The parsed config of the command.
         named: Keys that may differ from the checkpoint's, from ``--resume_changes``.
     """
@@ -152,7 +152,7 @@ def prepare(
     checkpoint; any other checkpoint begins a new run.
 
     Args:
-        trainer: Of the run.
+        trainer: Trainer of the run.
         module: Its module.
         data: Its data.
         record: What the run is; None for a trial run, which leaves nothing.
@@ -163,7 +163,7 @@ def prepare(
         The path of the checkpoint, None without one.
 
     Raises:
-        ConfigError: if a folder can not be written or is another run's, or the checkpoint does not
+        ConfigError: if a folder cannot be written or is another run's, or the checkpoint does not
             exist or is one of other settings.
     """
     loggers = folder_loggers(trainer)

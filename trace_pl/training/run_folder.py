@@ -81,7 +81,7 @@ def claim_folders(loggers: Sequence[FolderLogger], command: str) -> None:
     given that name with its own behind it.
 
     Args:
-        loggers: Of the run.
+        loggers: Loggers of the run.
         command: ``fit``, ``validate``, ``test`` or ``predict``.
     """
     unnamed = [logger for logger in loggers if not _is_named(logger)]
@@ -217,7 +217,7 @@ def continue_run(
     """Have the loggers go on in the folders of a run; return whether its folder is theirs.
 
     Args:
-        loggers: Of the run that goes on.
+        loggers: Loggers of the run that goes on.
         checkpoint: From which it does.
         recorded: Folders of the loggers that the checkpoint names, used where it lies elsewhere.
     """

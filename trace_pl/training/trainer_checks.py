@@ -98,7 +98,7 @@ def check_trainer(settings: Mapping[str, Any], command: str) -> None:
     """Refuse settings that cut rollouts into pieces, skip some, or train on them again.
 
     Args:
-        settings: Of the Trainer, by name; what is missing is not checked.
+        settings: Settings of the Trainer by name; what is missing is not checked.
         command: ``fit``, ``validate``, ``test`` or ``predict``.
 
     Raises:

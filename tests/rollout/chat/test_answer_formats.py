@@ -30,7 +30,7 @@ TAGS, LINES, BOX = FORMATS = (AnswerTags(), ExactAnswerLines(), BoxedAnswer())
         # Nested: the innermost.
         ("<answer>Rome <answer>Paris</answer></answer>", "Paris", None, None),
         (r"\boxed{Rome \boxed{Paris}}", None, None, "Paris"),
-        # Empty: an answer that can not be right.
+        # Empty: an answer that cannot be right.
         ("<answer></answer>", "", None, None),
         (r"\boxed{}", None, None, ""),
         ("Exact Answer:\nConfidence: 90%", None, "", None),

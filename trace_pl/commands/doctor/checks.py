@@ -149,7 +149,7 @@ def cancel(patient: Patient) -> str:
     engine.step()
     engine.cancel(["a", "b", "c"])
     if engine.has_unfinished():
-        raise Failed("the engine still works on cancelled requests; a push would wait for ever.")
+        raise Failed("the engine still works on cancelled requests; a push would wait forever.")
     patient.push()
     return f"idle after a cancel; {_parity(patient)}"
 

@@ -30,9 +30,9 @@ class Patient:
 
     Args:
         arguments: Those of `trace-pl fit`.
-        module: Of the config; its weights are not loaded.
-        data: Of the config; only its engine is made.
-        trainer: Of the config; it does not run.
+        module: Module of the config; its weights are not loaded.
+        data: Data module of the config; only its engine is made.
+        trainer: Trainer of the config; it does not run.
         layers: Most layers of the model that is made.
         tokens: Tokens of a forward; None takes the config's, fewer on a CPU.
     """

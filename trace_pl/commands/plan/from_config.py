@@ -45,7 +45,7 @@ def run_from_config(
         device: The GPU.
 
     Raises:
-        ConfigError: if the model's config is missing, or ranks can not be divided as asked.
+        ConfigError: if the model's config is missing, or ranks cannot be divided as asked.
     """
     given = assumptions or Assumptions()
     model = config["model"]

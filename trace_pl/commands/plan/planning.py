@@ -46,7 +46,7 @@ def make_run(arguments: list[str]) -> Run:
     """Return the run that `trace-pl plan ARGUMENTS` plans.
 
     Raises:
-        ConfigError: if the config can not be planned.
+        ConfigError: if the config cannot be planned.
     """
     assumptions, device, rest = split_arguments(arguments)
     return run_from_config(parse_config(rest), assumptions, device)

@@ -1,4 +1,4 @@
-"""Stopping a run that can not fit, before it loads anything."""
+"""Stopping a run that cannot fit, before it loads anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_fit(config: Namespace, gpu_memory: float, gpus: int | None = None) -> None:
-    """Stop a run that can not fit before it loads weights; warn of one that may not.
+    """Stop a run that cannot fit before it loads weights; warn of one that may not.
 
     Only what does not depend on the lengths of rollouts is held against the memory.
 

@@ -135,7 +135,7 @@ def read_shape(name: str, adapter: LoRA | None = None) -> ModelShape:
         adapter: Low-rank adapter that is trained instead of all weights.
 
     Raises:
-        ConfigError: if there is no config, or its model can not read packed rows.
+        ConfigError: if there is no config, or its model cannot read packed rows.
     """
     if adapter is None:
         return _shape_alone(name)

@@ -27,7 +27,7 @@ class ChildServer:
     Args:
         arguments: those of `vllm serve`, without an address.
         num_threads: CPU threads of the server.
-        folder: of weights on their way; the child removes it if this process is killed.
+        folder: folder of weights on their way; the child removes it if this process is killed.
         make_client: given the path of a socket, makes the client.
         make_group: makes the group of one that is pushed to.
         start_timeout_s: longest start.

@@ -27,7 +27,7 @@ class ServerClient:
     """Calls to one server, made in a thread of its own.
 
     Args:
-        url: of the server, as a user would write it.
+        url: address of the server, as a user would write it.
         socket: the server's Unix socket, if it listens on one.
         max_calls: calls on their way at the same time; more wait here.
         timeout_s: longest time without an answer.
@@ -45,7 +45,7 @@ class ServerClient:
     def post(self, path: str, body: Json | None = None) -> Future[Json]:
         """Begin a POST call and return its answer to come.
 
-        The future raises a :class:`ServerError` if the server can not be reached, answers with an
+        The future raises a :class:`ServerError` if the server cannot be reached, answers with an
         error, or not in time.
         """
         return self._run(self._call("POST", path, body, self._timeout_s))

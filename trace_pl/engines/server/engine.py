@@ -52,11 +52,11 @@ class ServerEngine(RolloutEngine):
         kv_cache_gib: memory for keys and values in GiB; None gives vLLM the share
             ``gpu_memory_utilization`` of the device.
         gpu_memory_utilization: share of the device's memory, used only if ``kv_cache_gib`` is None.
-        temperature: of sampling. Log-probs are those of the distribution sampled from.
-        top_p: nucleus of sampling.
+        temperature: temperature of sampling. Log-probs are those of the distribution sampled from.
+        top_p: probability mass of the nucleus that is sampled from.
         dtype: number format of the server, and of weights on their way; float32 matches a float32
             trainer exactly.
-        seed: of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
+        seed: seed of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
         num_threads: CPU threads of the child; None takes as many as torch has.
         urls: addresses of running servers, which then have settings of their own for model, memory,
             threads, and were started with this ``dtype``.
@@ -275,7 +275,7 @@ class ServerEngine(RolloutEngine):
             try:
                 self._servers.push(self._weights, self._label)
             except ServerError as again:
-                self._child.restart(again)  # tells of the second death
+                self._child.restart(again)  # raises: it is the second death
         for request in lost:
             self.submit(request)
 

@@ -25,7 +25,7 @@ class ServerGroup:
     Args:
         clients: one for each server.
         transfer: how weights get there.
-        folder: where their files are put.
+        folder: folder of their files.
         dtype: number format of the files; None keeps that of the tensors.
     """
 
@@ -46,7 +46,7 @@ class ServerGroup:
 
         Raises:
             ConfigError: if a server reads shorter sequences.
-            ServerError: if one can not be reached or does not see the folder of weights.
+            ServerError: if one cannot be reached or does not see the folder of weights.
         """
         for client in self._clients:
             length = client.get("/v1/models")["data"][0]["max_model_len"]
@@ -75,7 +75,7 @@ class ServerGroup:
         """Send a prompt to the server that has seen the earlier turns of the same rollout.
 
         Args:
-            stream: of the request; what precedes its last slash names the rollout.
+            stream: stream of the request; what precedes its last slash names the rollout.
             token_ids: the prompt.
             parameters: vLLM's sampling parameters.
         """
@@ -139,9 +139,9 @@ def read_completion(request_id: str, answer: Json, label: str | None) -> Complet
     """Return the completion in a server's answer, if it is whole and of the right weights.
 
     Args:
-        request_id: of the request that was answered.
+        request_id: id of the request that was answered.
         answer: the server's.
-        label: of the weights last pushed; None if there were none.
+        label: label of the weights last pushed; None if there were none.
 
     Raises:
         RolloutError: if it was aborted, or sampled with other weights.

@@ -66,11 +66,11 @@ class WeightFiles:
 
         Args:
             named_tensors: what to write.
-            folder: where to.
+            folder: folder to write to.
             dtype: number format of the files, which is the server's; None keeps the tensors'.
 
         Raises:
-            RolloutError: if a file can not be written.
+            RolloutError: if a file cannot be written.
         """
         for number, tensors in enumerate(chunked(cast(named_tensors, dtype), self.file_mib * _MIB)):
             path = folder / f"{number}.safetensors"

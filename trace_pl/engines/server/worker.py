@@ -94,5 +94,5 @@ class WorkerExtension:
 if BACKEND not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(BACKEND, FileReceiver)
 if sys.platform == "linux":
-    # A worker whose parent is killed would keep the device's memory for ever.
+    # A worker whose parent is killed would keep the device's memory forever.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -49,10 +49,10 @@ class VLLMEngine(RolloutEngine):
             share ``gpu_memory_utilization`` of the device.
         gpu_memory_utilization: share of the device's memory, for weights and cache together; used
             only if ``kv_cache_gib`` is None.
-        temperature: of sampling. Log-probs are those of the distribution sampled from.
-        top_p: nucleus of sampling.
+        temperature: temperature of sampling. Log-probs are those of the distribution sampled from.
+        top_p: probability mass of the nucleus that is sampled from.
         dtype: number format; float32 matches a float32 trainer exactly.
-        seed: of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
+        seed: seed of sampling; None takes torch's initial seed, which ``seed_everything`` sets.
         num_threads: CPU threads of the engine; None takes as many as torch has. For a tiny model,
             two save a quarter of the time on an idle machine and cost many times as much on a busy
             one, where they wait for each other after every operation.
@@ -113,7 +113,7 @@ class VLLMEngine(RolloutEngine):
         self._owns_group = torch.distributed.is_initialized() and not had_group
         self._sleeper = Sleeper(self._engine) if sleep_while_training and not self._is_cpu else None
         if sleep_while_training and self._is_cpu:
-            logger.warning("vLLM can not sleep on CPU: `sleep_while_training` does nothing.")
+            logger.warning("vLLM cannot sleep on CPU: `sleep_while_training` does nothing.")
 
     # --- sampling ---------------------------------------------------------------------------
 
@@ -180,7 +180,7 @@ class VLLMEngine(RolloutEngine):
             self.version = -1  # no weights: the next phase must push, whatever their version
 
     def weight_differences(self, named_tensors: Iterable[tuple[str, Tensor]]) -> dict[str, float]:
-        """Compare weights to what vLLM computes with; packed experts can not be read."""
+        """Compare weights to what vLLM computes with; packed experts cannot be read."""
         found: dict[str, float]
         (found,) = self._engine.collective_rpc(weight_differences, args=(named_tensors,))
         return found

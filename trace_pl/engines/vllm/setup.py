@@ -25,7 +25,7 @@ def import_vllm() -> ModuleType:
     """Import vLLM for use inside this process.
 
     Raises:
-        ConfigError: if it can not be imported.
+        ConfigError: if it cannot be imported.
     """
     # The first two are read when vLLM is imported, the third when it first computes.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -19,7 +19,7 @@ _DISCARD = 2  # vLLM's level that keeps no copy of the weights: a push comes bef
 class Sleeper:
     """Puts one engine to sleep and wakes it around a weight push.
 
-    Untried on a GPU: on CPU vLLM can not sleep, so only the order of the calls is tested.
+    Untried on a GPU: on CPU vLLM cannot sleep, so only the order of the calls is tested.
 
     Args:
         engine: vLLM's engine, started with sleep mode enabled.

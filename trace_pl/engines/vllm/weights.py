@@ -31,7 +31,7 @@ def load_weights(worker: Worker, named_tensors: Iterable[tuple[str, Tensor]]) ->
     """Load weights one by one; what vLLM packed for CPU kernels is packed anew.
 
     Args:
-        worker: of vLLM, which computes on one device.
+        worker: vLLM's worker, which computes on one device.
         named_tensors: parameters by their names in a saved checkpoint.
 
     Raises:
@@ -107,7 +107,7 @@ def _load_dense(model: Model, named_tensors: Iterable[tuple[str, Tensor]]) -> No
 def pack_tied_head(model: Model) -> None:
     """Pack a head anew from the embedding it is tied to.
 
-    A reload refreshes the embedding alone: on CPU the head would be the first one for ever.
+    A reload refreshes the embedding alone: on CPU the head would be the first one forever.
     """
     if is_tied(model):
         pack(model.lm_head)
@@ -122,7 +122,7 @@ def weight_differences(
     Experts are left out: their packed form cannot be read.
 
     Args:
-        worker: of vLLM, which computes on one device.
+        worker: vLLM's worker, which computes on one device.
         named_tensors: parameters by their names in a saved checkpoint.
     """
     model = worker.get_model()

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 
 class AnswerFormat(ABC):
-    """One way to write a final answer, so that prompt, reader and prober can not disagree.
+    """One way to write a final answer, so that prompt, reader and prober cannot disagree.
 
     Args:
         instruction: What the system prompt says of the format. None takes the format's own words;

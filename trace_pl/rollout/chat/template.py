@@ -40,7 +40,7 @@ class ChatTemplate:
 
     Raises:
         ConfigError: if there is no chat template, if nothing describes the tools, if the template
-            can not show tool results.
+            cannot show tool results.
     """
 
     generation_header: list[int]

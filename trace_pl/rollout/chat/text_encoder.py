@@ -30,7 +30,7 @@ class Slot:
 
 
 class TextEncoder:
-    """Encodes text either as markup, or as plain text that can not produce a markup token.
+    """Encodes text either as markup, or as plain text that cannot produce a markup token.
 
     Args:
         tokenizer: a fast tokenizer of transformers. One that was set up with ``slots_apart`` (a key
