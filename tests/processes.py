@@ -33,7 +33,7 @@ _SERVER = multiprocessing.get_context("forkserver")
 _STARTED = []
 
 
-def _start_server():
+def start_server():
     """Start the server unless it runs."""
     _SERVER.set_forkserver_preload(["preloaded"])
     # Where Python 3.11's server looks for what it imports; what it does not find, it leaves out.
@@ -55,7 +55,7 @@ class Run:
         with tempfile.NamedTemporaryFile(prefix="trace_pl-run-", delete=False) as log:
             self._log = Path(log.name)
         settings = {**os.environ, **(environment or {})}
-        _start_server()
+        start_server()
         self._process = _SERVER.Process(
             target=_run, args=(str(self._log), settings, target, arguments)
         )

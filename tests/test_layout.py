@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 ROOMS = [
-    "errors", "text", "files", "jsonl", "types", "probes",
+    "errors", "privates", "text", "files", "jsonl", "types", "probes",
     "models", "distributed", "engines", "tools", "rollout", "tasks",
     "scoring", "credit", "losses", "training", "commands", "__main__",
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 """`trace-pl doctor`: what is wrong is found on real engines, and told with what to change."""
 
+import processes
 import pytest
 from cli_runner import run_cli
 from random_models import make_qwen3, make_qwen3_moe
@@ -84,6 +85,7 @@ def test_a_deep_model_is_examined_by_its_first_layers(
 
 
 def test_two_ranks_meet_before_and_after_their_engines(capsys):
+    processes.start_server()  # the one that has imported everything
     two = ("--trainer.devices=2", "--trainer.accelerator=cpu", "--trainer.strategy=ddp")
     assert run_cli("doctor", HF, *SMALL, *two) == 0
     status, told = rows(capsys)["ranks"]

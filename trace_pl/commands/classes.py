@@ -18,9 +18,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from jsonargparse._typehints import get_protocol_members, implements_protocol, is_protocol
-
 from trace_pl.commands.configs import shipped_folder
+from trace_pl.privates import get_protocol_members, implements_protocol, is_protocol
 
 _OWN = ("trace_pl", "callbacks")
 _WORDS: dict[Any, str] = {

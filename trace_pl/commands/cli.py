@@ -113,17 +113,6 @@ class TraceCLI(LightningCLI):
             fault = explain(self.parser, self.arguments)
             raise ConfigError(fault or f"{_MISFIT}, got: {core(str(error))}") from error
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run the chosen command.
-
-        Raises:
-            ConfigError: for what Lightning finds only then to be set wrong.
-        """
-        try:
-            super()._run_subcommand(subcommand)
-        except MisconfigurationException as error:
-            raise ConfigError(f"{_MISFIT}, got: {core(str(error))}") from error
-
     def after_instantiate_classes(self) -> None:
         """Check the run folder and find the checkpoint to start from, before anything heavy."""
         if self.subcommand is None:
@@ -162,12 +151,13 @@ class TraceCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> lightning.Trainer:
         """Build the Trainer, which reads and writes checkpoints in our way."""
-        asked = self._get(self.config_init, "trainer")
+        config = self.config_init[self.subcommand] if self.subcommand else self.config_init
+        asked = config["trainer"]
         kwargs.setdefault("plugins", [*_listed(asked["plugins"]), CheckpointFiles()])
         if asked["enable_checkpointing"] is False:  # Lightning refuses it beside the callback
             callbacks = _listed(asked["callbacks"])
             kwargs["callbacks"] = [c for c in callbacks if not isinstance(c, ModelCheckpoint)]
-        named = self._get(self.config_init, "resume_changes") or ""
+        named = config["resume_changes"] or ""
         self.save_config_kwargs = {"named": named.replace(" ", "").split(",")}
         return super().instantiate_trainer(**kwargs)
 
@@ -179,12 +169,19 @@ def _listed(value: Any) -> list[Any]:  # noqa: ANN401  (none, one, or a list of 
 
 
 def run_lightning(arguments: list[str]) -> None:
-    """Run `trace-pl fit`, `validate`, `test` or `predict`."""
-    TraceCLI(
-        TraceModule,
-        RolloutDataModule,
-        args=arguments,
-        seed_everything_default=0,
-        auto_configure_optimizers=False,
-        save_config_callback=RunRecord,
-    )
+    """Run `trace-pl fit`, `validate`, `test` or `predict`.
+
+    Raises:
+        ConfigError: for what Lightning finds only then to be set wrong.
+    """
+    try:
+        TraceCLI(
+            TraceModule,
+            RolloutDataModule,
+            args=arguments,
+            seed_everything_default=0,
+            auto_configure_optimizers=False,
+            save_config_callback=RunRecord,
+        )
+    except MisconfigurationException as error:
+        raise ConfigError(f"{_MISFIT}, got: {core(str(error))}") from error

@@ -17,6 +17,7 @@ from trace_pl.commands.parser import OneLineErrors, Refused, command_name
 from trace_pl.commands.settings import read_arguments
 from trace_pl.commands.signatures import slots_of
 from trace_pl.errors import ConfigError
+from trace_pl.privates import subcommands_of
 
 _FLAGS = ("-h", "--help", "--print_config")
 
@@ -50,9 +51,9 @@ def explain(parser: ArgumentParser, arguments: Sequence[str]) -> str | None:
         arguments: What it was given.
     """
     rest = list(arguments)
-    commands = parser._subcommands_action
-    if commands is not None and rest and rest[0] in commands.choices:
-        parser = commands.choices[rest.pop(0)]
+    commands = subcommands_of(parser)
+    if rest and rest[0] in commands:
+        parser = commands[rest.pop(0)]
     slots = slots_of(parser)
     positionals = [name for name, action in slots.items() if not action.option_strings]
     follower = Follower(command_name(parser.prog))

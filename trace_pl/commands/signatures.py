@@ -11,13 +11,14 @@ from jsonargparse import ArgumentParser
 
 from trace_pl.commands.classes import Base, bases_of, find_class, in_words, known_classes
 from trace_pl.commands.settings import Source
+from trace_pl.privates import actions_of
 
 
 def slots_of(parser: ArgumentParser) -> dict[str, Action]:
     """Return what a parser takes, by dotted name."""
     return {
         action.dest: action
-        for action in parser._actions
+        for action in actions_of(parser)
         if action.dest not in ("help", "print_config") and not action.dest.endswith(".help")
     }
 

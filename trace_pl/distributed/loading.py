@@ -15,10 +15,10 @@ from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers.core_model_loading import dot_natural_key
 
 from trace_pl.errors import ConfigError
+from trace_pl.privates import local_part
 
 _INDEX, _SINGLE = "model.safetensors.index.json", "model.safetensors"
 _EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)$")
@@ -116,9 +116,7 @@ def load_shards(model: nn.Module, files: ModelFiles) -> None:
         local, start, rows = parameter.data, 0, parameter.shape[0]
         if isinstance(parameter, DTensor):
             local = parameter.to_local()
-            shape, offset = compute_local_shape_and_global_offset(
-                parameter.shape, parameter.device_mesh, parameter.placements
-            )
+            shape, offset = local_part(parameter.shape, parameter.device_mesh, parameter.placements)
             start, rows = offset[0], shape[0]
         if ".lora_" in name:
             found = _fresh_adapter(name, parameter.shape, generator)[start : start + rows]

@@ -23,12 +23,12 @@ from transformers import PreTrainedModel
 from trace_pl.distributed.loading import ModelFiles, load_shards
 from trace_pl.distributed.sharding import shard_model
 from trace_pl.errors import ConfigError
+from trace_pl.files import replace_folder
 from trace_pl.models.adapters import LoRA
 from trace_pl.models.checkpoint import (
     SafeReader,
     load_sharded,
     read_meta,
-    replace_folder,
     write_meta,
 )
 from trace_pl.models.loading import model_on_meta, renew_rotary, resolve_model

@@ -5,10 +5,7 @@ A single process writes one file; a sharded run writes a folder, to which every 
 
 from __future__ import annotations
 
-import os
 import pickle
-import shutil
-import tempfile
 import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -24,6 +21,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from trace_pl.errors import CheckpointError, ConfigError, one_line
+from trace_pl.files import file_beside
 
 _META = "meta.pt"  # of a folder: everything but tensors; Lightning's name
 _EXPECTED = ("model_name", "reference_name", "metrics")
@@ -146,18 +144,6 @@ def write_meta(folder: Path, saved: dict[str, Any]) -> None:
     torch.save(saved, folder / _META)
 
 
-def replace_folder(new: Path, path: Path) -> None:
-    """Give a finished folder its name; one that had it before is gone only then."""
-    old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if path.is_dir():
-        path.rename(old)
-    else:
-        path.unlink(missing_ok=True)
-    new.rename(path)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 class CheckpointFiles(TorchCheckpointIO):
     """Writes the checkpoint of a single process straight to disk, and reads it without pickle.
 
@@ -173,23 +159,14 @@ class CheckpointFiles(TorchCheckpointIO):
         Raises:
             CheckpointError: if that fails; what was there before is still there.
         """
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with file_beside(Path(path), is_durable=True) as file:
                 torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
-            os.replace(temporary, path)
         except (OSError, RuntimeError) as error:  # the second is what torch makes of a full disk
             raise CheckpointError(
                 f"Expected to write a checkpoint to '{path}', got: {error}. Free some space and go "
                 "on from the one before with --ckpt_path last."
             ) from error
-        finally:
-            Path(temporary).unlink(missing_ok=True)
 
     def load_checkpoint(
         self,

@@ -18,6 +18,7 @@ from typing import Any
 import tantivy
 
 from trace_pl.errors import ConfigError, one_line
+from trace_pl.files import folder_beside
 from trace_pl.tools.analysis import ANALYSIS
 from trace_pl.tools.corpus import Corpus
 from trace_pl.tools.index import Bm25Index
@@ -97,19 +98,12 @@ class StoredBm25Index(Bm25Index):
         for left in path.parent.glob(f".{path.name}.*"):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         print(f"Building a search index of {len(self._docids):,} documents in {path} ...")
-        draft = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
-        try:
+        with folder_beside(path, replaces=True) as draft:  # a damaged one, if any
             self._build(draft)
             contents = {"label": label, "files": _sizes(draft)}
             (draft / _LABEL).write_text(json.dumps(contents))
-            os.chmod(draft, 0o755)
-            for file in draft.iterdir():
-                # A reader holds a lock while it opens, so others need to write to that file.
-                os.chmod(file, 0o666 if file.suffix == ".lock" else 0o644)
-            shutil.rmtree(path, ignore_errors=True)  # a damaged one
-            os.rename(draft, path)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
+            for file in draft.glob("*.lock"):  # held while an index opens, by whoever reads it
+                file.chmod(0o666)
         return tantivy.Index.open(str(path))
 
     def _label(self) -> dict[str, Any]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
@@ -12,18 +9,19 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub.serialization._base import parse_size_to_int
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
 from trace_pl.distributed.loading import ModelFiles
 from trace_pl.errors import ConfigError, one_line
+from trace_pl.files import folder_beside
 from trace_pl.models.adapters import LoRA, base_tensors, merged_tensors
 from trace_pl.models.checkpoint import read_checkpoint
 from trace_pl.models.folder import write_model
 from trace_pl.models.loading import load_tokenizer, model_on_meta, resolve_model
 from trace_pl.models.weights import Named, cast, checkpoint_tensors, model_tensors
+from trace_pl.privates import num_bytes
 
 _PREFIX = "policy."  # of the policy's weights in a checkpoint
 _PACKAGES = ("trace-pl", "torch", "lightning", "transformers")
@@ -172,7 +170,7 @@ def _fill_adapter(model: PreTrainedModel, state: Mapping[str, Tensor], source: s
 def _num_bytes(size: str) -> int:
     """Return 2,000,000,000 for '2GB'."""
     try:
-        return parse_size_to_int(size)
+        return num_bytes(size)
     except ValueError as error:
         raise ConfigError(
             f"Expected a size such as '500MB' or '2GB' as --max_shard_size, got '{size}'."
@@ -186,18 +184,11 @@ def _new_folder(output: Path) -> Iterator[Path]:
     Raises:
         ConfigError: if it cannot be written.
     """
-    output.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
     try:
-        yield folder
-        folder.chmod(0o755)  # this and files of safetensors are made for their owner alone
-        for path in folder.iterdir():
-            path.chmod(0o644)
-        os.rename(folder, output)
+        with folder_beside(output) as folder:
+            yield folder
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"Expected to write a model folder to '{output}', got: {one_line(error)}. Free some "
             "space or choose another place."
         ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # it has another name if all went well

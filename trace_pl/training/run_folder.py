@@ -17,6 +17,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from trace_pl.errors import ConfigError
+from trace_pl.privates import has_version, set_version
 
 FolderLogger = TensorBoardLogger | CSVLogger
 """Loggers that put each run into a numbered folder below ``root_dir``."""
@@ -63,7 +64,7 @@ def require_unused(loggers: Sequence[FolderLogger]) -> None:
         ConfigError: if it holds something.
     """
     for logger in loggers:
-        if not _is_named(logger):
+        if not has_version(logger):
             continue
         folder = folder_of(logger)
         if folder.is_dir() and any(folder.iterdir()):
@@ -84,7 +85,7 @@ def claim_folders(loggers: Sequence[FolderLogger], command: str) -> None:
         loggers: Loggers of the run.
         command: ``fit``, ``validate``, ``test`` or ``predict``.
     """
-    unnamed = [logger for logger in loggers if not _is_named(logger)]
+    unnamed = [logger for logger in loggers if not has_version(logger)]
     if unnamed:
         first = max(int(logger.version) for logger in unnamed)
         _claim(unnamed, count(first))
@@ -97,16 +98,12 @@ def claim_folders(loggers: Sequence[FolderLogger], command: str) -> None:
     open_tables(loggers)
 
 
-def _is_named(logger: FolderLogger) -> bool:
-    return logger._version is not None
-
-
 def _claim(loggers: Sequence[FolderLogger], versions: Iterator[int | str]) -> None:
     roots = {Path(logger.root_dir) for logger in loggers}
     for version in versions:
         if _make_all([root / _folder_name(version) for root in roots]):
             for logger in loggers:
-                logger._version = version
+                set_version(logger, version)
             return
 
 
@@ -140,7 +137,7 @@ def open_tables(loggers: Sequence[Logger]) -> None:
 @contextmanager
 def _put_aside(path: Path) -> Iterator[None]:
     aside = path.with_name(f".{path.name}.kept")
-    if path.is_file():
+    if path.is_file():  # else it may lie aside, if a process was killed just then
         os.replace(path, aside)
     try:
         with warnings.catch_warnings():
@@ -201,7 +198,7 @@ def _checkpoint_patterns(trainer: lightning.Trainer) -> list[tuple[Path, str]]:
     found = [(Path(c.dirpath), ".") for c in callbacks if c.dirpath]
     for logger in trainer.loggers:
         if isinstance(logger, FolderLogger):
-            name = _folder_name(logger.version) if _is_named(logger) else "*"
+            name = _folder_name(logger.version) if has_version(logger) else "*"
             found.append((Path(logger.root_dir), f"{name}/checkpoints"))
         else:  # to ask some for a name or a version opens a connection
             base = Path(logger.save_dir or trainer.default_root_dir)
@@ -229,8 +226,8 @@ def continue_run(
         root = Path(logger.root_dir).resolve()
         for home in homes:
             if home.is_dir() and home.resolve().parent == root:
-                if not _is_named(logger):
-                    logger._version = _version(home.name)
+                if not has_version(logger):
+                    set_version(logger, _version(home.name))
                 is_home |= folder_of(logger).resolve() == home.resolve()
                 break
     return is_home

@@ -26,7 +26,6 @@ def ranks(patient: Patient) -> str:
     if world == 1:
         raise Skipped("the config uses one device")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trace_pl.commands.cli"])  # seconds, once for all ranks
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

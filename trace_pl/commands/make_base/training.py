@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
@@ -31,6 +29,7 @@ from trace_pl.commands.make_base.encoded_transcripts import Encoder, WeightedTok
 from trace_pl.commands.make_base.recipe import BaseRecipe
 from trace_pl.commands.make_base.tokenizer import END, START, TAGS, train_tokenizer
 from trace_pl.commands.make_base.transcripts import Demonstrator, Noise, Transcript
+from trace_pl.files import folder_beside
 from trace_pl.models.loading import BUILT_IN_BASE
 from trace_pl.tasks.closed_web.task import web_browser
 from trace_pl.tasks.closed_web.world import KINDS, ClosedWeb
@@ -118,17 +117,10 @@ def make_base(recipe: BaseRecipe, output: Path) -> None:
     rows = [encoder.transcript(transcript) for transcript in transcripts]
     rng = random.Random(recipe.seed)
     losses = train(model, similar_lengths(rows, recipe.batch_size, rng), recipe)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}."))
-    try:
-        model.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-        (temporary / "README.md").write_text(model_card(recipe, model, losses), encoding="utf-8")
-        shutil.rmtree(output, ignore_errors=True)
-        temporary.chmod(0o755)
-        temporary.rename(output)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    with folder_beside(output, replaces=True) as draft:
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        (draft / "README.md").write_text(model_card(recipe, model, losses), encoding="utf-8")
 
 
 def model_card(recipe: BaseRecipe, model: Qwen3ForCausalLM, losses: Sequence[float]) -> str:

@@ -1,0 +1,53 @@
+"""Each private name of another library that trace_pl uses is there and means what it meant."""
+
+import re
+from pathlib import Path
+
+import pytest
+from jsonargparse import ArgumentParser
+from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from trace_pl import privates
+
+ROOT = Path(__file__).parents[1]
+BORROWED = re.compile(
+    r"^\s*from (?!trace_pl)\S*\._\w+\S* import|import \S+\._\w+|\b(?:parser|logger|action)\._\w+",
+    re.M,
+)
+
+
+def test_private_names_are_used_in_one_file():
+    users = [p.name for p in (ROOT / "trace_pl").rglob("*.py") if BORROWED.search(p.read_text())]
+    users += [p.name for p in (ROOT / "callbacks").rglob("*.py") if BORROWED.search(p.read_text())]
+    assert users == ["privates.py"]
+
+
+@pytest.mark.parametrize("name", ["_parse_ckpt_path", "_run_subcommand"])
+def test_what_is_overridden_of_lightnings_command_line_is_there(name):
+    assert callable(getattr(LightningCLI, name))
+
+
+def test_a_parser_shows_what_it_takes():
+    parser, inner = ArgumentParser(), ArgumentParser()
+    inner.add_argument("--tokens", type=int)
+    parser.add_subcommands().add_subcommand("fit", inner)
+    assert privates.subcommands_of(parser) == {"fit": inner}
+    assert privates.subcommands_of(inner) == {}
+    assert "tokens" in {action.dest for action in privates.actions_of(inner)}
+
+
+@pytest.mark.parametrize("logger", [TensorBoardLogger, CSVLogger])
+def test_a_logger_is_given_its_version(logger, tmp_path):
+    made = logger(tmp_path)
+    assert not privates.has_version(made)
+    privates.set_version(made, 7)
+    assert privates.has_version(made)
+    assert made.version == 7
+    assert made.log_dir.endswith("version_7")
+
+
+def test_a_size_is_read_as_save_pretrained_reads_it():
+    assert privates.num_bytes("2GB") == 2_000_000_000
+    with pytest.raises(ValueError, match="big"):
+        privates.num_bytes("big")

@@ -1,0 +1,76 @@
+"""Private names of other libraries, each with the reason why no public one will do.
+
+They are used from here alone. What has to be overridden stands where it is overridden:
+``LightningCLI._parse_ckpt_path``, which reads the checkpoint before `last` is known to be one, and
+``LightningCLI._run_subcommand``, which a command that only parses has to leave out. A test fails by
+name if an upgrade removes one of them; the versions that were tried are those of pyproject.toml.
+"""
+
+from __future__ import annotations
+
+from argparse import Action
+from typing import TYPE_CHECKING, Any
+
+from jsonargparse import ArgumentParser
+from jsonargparse._typehints import get_protocol_members, implements_protocol, is_protocol
+
+if TYPE_CHECKING:  # commands that answer at once import this file
+    from lightning.pytorch.loggers import Logger
+    from torch.distributed.device_mesh import DeviceMesh
+
+# Whether a class fits a slot is jsonargparse's to say; a second judgement could be another.
+__all__ = [
+    "actions_of",
+    "get_protocol_members",
+    "has_version",
+    "implements_protocol",
+    "is_protocol",
+    "local_part",
+    "num_bytes",
+    "set_version",
+    "subcommands_of",
+]
+
+
+def actions_of(parser: ArgumentParser) -> list[Action]:
+    """Return what a parser takes; argparse has no public list."""
+    return list(parser._actions)
+
+
+def subcommands_of(parser: ArgumentParser) -> dict[str, ArgumentParser]:
+    """Return the parsers of a parser's commands by name; jsonargparse has no public list."""
+    action = parser._subcommands_action
+    return {} if action is None else dict(action.choices)
+
+
+def has_version(logger: Logger) -> bool:
+    """Return whether a logger's version was chosen; its public property would choose one."""
+    return getattr(logger, "_version") is not None  # noqa: B009  (not a name that mypy knows)
+
+
+def set_version(logger: Logger, version: int | str) -> None:
+    """Give a logger its version; in public only its constructor takes one."""
+    setattr(logger, "_version", version)  # noqa: B010
+
+
+def num_bytes(size: str) -> int:
+    """Return 2,000,000,000 for '2GB', as ``save_pretrained`` reads its ``max_shard_size``.
+
+    Raises:
+        ValueError: if it is no size.
+    """
+    from huggingface_hub.serialization._base import parse_size_to_int
+
+    return parse_size_to_int(size)
+
+
+def local_part(
+    shape: Any,  # noqa: ANN401  (torch.Size)
+    mesh: DeviceMesh,
+    placements: Any,  # noqa: ANN401
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return shape and offset of this rank's part of a tensor; DTensor shows only the part."""
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    part, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple(part), tuple(offset)
