@@ -12,12 +12,13 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from trace_pl.commands.plan.flops import TERA, phases_of
-from trace_pl.commands.plan.inputs import GIB, Assumptions, Device, Run
+from trace_pl.commands.plan.inputs import GIB, Assumptions, Device, PlannedRun
 from trace_pl.commands.plan.memory import memory_of
+from trace_pl.commands.plan.phases import phases_of
 from trace_pl.commands.plan.planning import make_run
 from trace_pl.commands.plan.remedies import fits
 from trace_pl.commands.plan.report import report, update_rate
+from trace_pl.commands.plan.traffic import TERA
 from trace_pl.files import write_atomically
 
 ROOT = Path(__file__).parents[1]
@@ -84,14 +85,14 @@ PUBLISHED = (
 )
 
 
-def run_beside(row: Published) -> Run:
+def run_beside(row: Published) -> PlannedRun:
     """Return our plan of the same step: 16 sequences, every token trained."""
     length = f"--tokens-per-trajectory {row.tokens} --sampled-tokens {row.tokens}"
     size = f"--data.questions_per_epoch 2 --data.tokens_per_forward {row.tokens}"
     return make_run(shlex.split(f"{row.config} {H200} {OWN_ENGINE} {length} {size}"))
 
 
-def implied_utilisation(row: Published, run: Run) -> float:
+def implied_utilisation(row: Published, run: PlannedRun) -> float:
     """Return the share of the peak that their time would be of our count of operations."""
     update = next(p for p in phases_of(run) if p.name == "update")
     micro_batches = run.work.trajectories / run.sharding.world
@@ -104,7 +105,7 @@ def table(head: list[str], rows: list[list[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
-def overview(runs: dict[str, Run]) -> str:
+def overview(runs: dict[str, PlannedRun]) -> str:
     """Return one line for each case."""
     rows: list[list[object]] = []
     for title, run in runs.items():
@@ -124,7 +125,7 @@ def overview(runs: dict[str, Run]) -> str:
     return table([*head, "tokens/s of the update"], rows)
 
 
-def comparison(runs: list[Run]) -> str:
+def comparison(runs: list[PlannedRun]) -> str:
     """Return our plan beside each published row."""
     rows: list[list[object]] = []
     for row, run in zip(PUBLISHED, runs, strict=True):
@@ -145,7 +146,7 @@ def comparison(runs: list[Run]) -> str:
     return table([*head, "utilisation in theirs", "prime-rl peak GiB", "plan GiB"], rows)
 
 
-def page(runs: dict[str, Run], beside: list[Run]) -> str:
+def page(runs: dict[str, PlannedRun], beside: list[PlannedRun]) -> str:
     """Return docs/scale.md."""
     words = WORDS.read_text(encoding="utf-8").rstrip()
     parts = [

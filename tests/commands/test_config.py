@@ -101,3 +101,15 @@ def test_a_run_without_a_logger_leaves_no_config_and_praises_no_other_package(
     assert any("GPU available" in line for line in told)
     assert not any("Tip" in line for line in told)
     assert "Loading weights" not in capsys.readouterr().err
+
+
+def test_slots_of_the_data_take_bare_names(capsys):
+    config = resolved(
+        capsys,
+        "--data.call_format=XmlFormat",
+        "--data.task=ClosedWebTask",
+        "--data.engine=HFEngine",
+    )
+    assert config["data"]["call_format"]["class_path"].endswith(".XmlFormat")
+    assert config["data"]["task"]["class_path"].endswith(".ClosedWebTask")
+    assert config["data"]["engine"]["class_path"].endswith(".HFEngine")

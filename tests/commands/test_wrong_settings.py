@@ -102,9 +102,9 @@ ARGUMENTS = [
     ("--data.reward NoSuch",
      f"Expected a Reward at `data.reward` {THERE}, got 'NoSuch', which does not exist. "
      "There are: trace_pl.tasks.ExactMatchReward."),
-    ("--data.call_format XmlFormat",
-     f"Expected a ToolCallFormat at `data.call_format` {THERE}, got 'XmlFormat' alone. Did you "
-     "mean `trace_pl.rollout.XmlFormat`? There are: trace_pl.rollout."),
+    ("--data.call_format XmlFormats",
+     f"Expected a ToolCallFormat at `data.call_format` {THERE}, got 'XmlFormats', which does not "
+     "exist. Did you mean `trace_pl.rollout.XmlFormat`? There are: trace_pl.rollout."),
     ("--data.reward my_rewards.of_answer",
      f"Expected a Reward at `data.reward` {THERE}, got 'my_rewards.of_answer', which is no "
      "Reward. There are: trace_pl.tasks.ExactMatchReward."),

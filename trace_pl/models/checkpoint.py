@@ -160,7 +160,10 @@ class CheckpointFiles(TorchCheckpointIO):
             CheckpointError: if that fails; what was there before is still there.
         """
         try:
-            with file_beside(Path(path), is_durable=True) as file:
+            path = Path(path)
+            for left in path.parent.glob(f".{path.name}.*"):
+                left.unlink()  # gigabytes that a killed process of this run had begun to write
+            with file_beside(path, is_durable=True) as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:  # the second is what torch makes of a full disk
             raise CheckpointError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trace_pl.errors import DataError
-from trace_pl.tasks.protocol import Split
+from trace_pl.tasks.protocol import Split, Task
 from trace_pl.tasks.questions import load_questions
 from trace_pl.tools.browser import Browser
 from trace_pl.tools.corpus import Corpus
@@ -15,7 +15,7 @@ from trace_pl.tools.stored_index import StoredBm25Index
 from trace_pl.types import Question
 
 
-class FileTask:
+class FileTask(Task):
     """Questions in JSONL files over a corpus in a JSONL file, searched with a browser.
 
     Args:

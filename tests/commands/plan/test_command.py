@@ -6,9 +6,9 @@ import pytest
 from cli_runner import run_cli
 from jsonargparse import Namespace
 
-from trace_pl.commands.plan.flops import phases_of
 from trace_pl.commands.plan.from_config import optimizer_bytes, run_from_config
 from trace_pl.commands.plan.inputs import Assumptions, Device, Sharding
+from trace_pl.commands.plan.phases import phases_of
 from trace_pl.commands.plan.planning import make_run, parse_config
 from trace_pl.commands.plan.remedies import combination, fits
 from trace_pl.commands.plan.require import require_fit

@@ -12,7 +12,7 @@ from measured_bytes import storage_bytes
 from processes import Ranks
 from wide_models import make_wide, make_wide_moe
 
-from trace_pl.commands.plan.inputs import GIB, Engine, Run, Sharding, Training, Workload
+from trace_pl.commands.plan.inputs import GIB, Engine, PlannedRun, Sharding, Training, Workload
 from trace_pl.commands.plan.memory import memory_of
 from trace_pl.commands.plan.shapes import read_shape, shape_of
 from trace_pl.models.adapters import LoRA
@@ -42,7 +42,7 @@ def test_a_plan_knows_what_a_trainer_holds(tiny_model_dir, dtype, adapter):
     train(tiny_model_dir, callbacks=[held], model=settings)
     size = getattr(torch, dtype).itemsize
     plan = memory_of(
-        Run(
+        PlannedRun(
             read_shape(str(tiny_model_dir), adapter),
             Sharding(master_bytes=size, param_bytes=size),
             Training(optimizer_bytes=2 * size, has_reference=adapter is None),
@@ -84,7 +84,7 @@ def test_a_plan_knows_what_each_of_two_ranks_holds(two_ranks, job):
     model = (make_wide_moe if kind == "experts" else make_wide)(**changes)
     predicted = sum(lengths) - 8 * len(lengths)
     plan = memory_of(
-        Run(
+        PlannedRun(
             shape_of(model),
             sharing(kind),
             Training(has_checkpointing=True, tokens_per_forward=1, has_credit=False),
@@ -101,7 +101,7 @@ def test_a_plan_knows_what_each_of_two_ranks_holds(two_ranks, job):
 
 def test_a_reference_on_cpu_and_an_engine_of_its_own_take_nothing():
     shape = shape_of(make_wide())
-    run = Run(shape, sharing("sharded"), Training(), Engine(kv_cache_gib=0.5), WORK)
+    run = PlannedRun(shape, sharing("sharded"), Training(), Engine(kv_cache_gib=0.5), WORK)
     here = memory_of(run)
     assert here.reference == 2 * shape.total / 2
     assert here.engine_weights == 2 * shape.total
@@ -119,6 +119,6 @@ def test_a_reference_on_cpu_and_an_engine_of_its_own_take_nothing():
 def test_copies_on_every_node_are_shared_within_it():
     shape = shape_of(make_wide())
     sharding = Sharding("sharded", world=16, shard=8, param_bytes=2)
-    plan = memory_of(Run(shape, sharding, Training(), Engine(), WORK))
+    plan = memory_of(PlannedRun(shape, sharding, Training(), Engine(), WORK))
     assert plan.weights == 4 * shape.total / 8
     assert sharding.num_replicas == 2

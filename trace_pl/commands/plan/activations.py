@@ -81,7 +81,7 @@ def training_passes(
     """Return what one training forward and backward hold.
 
     Args:
-        shape: Of the model.
+        shape: Sizes of the model.
         b: Bytes of one number of the computation.
         tokens: Tokens read.
         num_predicted: Tokens whose log-prob is taken.
@@ -111,7 +111,7 @@ def scoring_pass(
     """Return the bytes alive in the scoring forward of all boundaries.
 
     Args:
-        shape: Of the model.
+        shape: Sizes of the model.
         b: Bytes of one number of the computation.
         tokens: Tokens of the forward, branches included.
         trajectory: Tokens of one trajectory.

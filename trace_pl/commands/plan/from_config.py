@@ -15,7 +15,7 @@ from trace_pl.commands.plan.inputs import (
     Assumptions,
     Device,
     Engine,
-    Run,
+    PlannedRun,
     Sharding,
     Training,
     Workload,
@@ -23,6 +23,7 @@ from trace_pl.commands.plan.inputs import (
 from trace_pl.commands.plan.memory import kv_bytes_per_token
 from trace_pl.commands.plan.shapes import ModelShape, read_shape
 from trace_pl.credit.pipeline import reader_of
+from trace_pl.engines.protocol import EngineNeeds, RolloutEngine
 from trace_pl.errors import ConfigError
 from trace_pl.losses import PolicyLoss, TokenClip
 from trace_pl.models.adapters import LoRA
@@ -30,17 +31,16 @@ from trace_pl.models.loading import has_own_reference
 from trace_pl.rollout.trajectory import AgentLimits
 
 _BYTES = {"float32": 4, "bfloat16": 2, "auto": 2}
-_SHARED_ENGINES = {"VLLMEngine", "AutoEngine", "HFEngine"}
 _COPYING_STRATEGIES = {"auto", "ddp", "ddp_spawn", "DDPStrategy", "SingleDeviceStrategy"}
 
 
 def run_from_config(
     config: Namespace, assumptions: Assumptions | None = None, device: Device | None = None
-) -> Run:
+) -> PlannedRun:
     """Return what a plan is made from.
 
     Args:
-        config: Of the subcommand ``fit``, parsed by ``TraceCLI``.
+        config: Config of the subcommand ``fit``, parsed by ``TraceCLI``.
         assumptions: What the config does not say.
         device: The GPU.
 
@@ -52,11 +52,12 @@ def run_from_config(
     adapter = model["adapter"] and LoRA(**vars(model["adapter"]))
     shape = read_shape(model["model_name"], adapter)
     sharding = _sharding(config["trainer"], _BYTES[model["dtype"]], given, shape.experts)
-    engine = _engine(config["data"]["engine"], shape)
+    needs = engine_needs(config["data"]["engine"])
+    engine = _engine(needs, shape)
     own_gpus = given.engine_gpus
     if own_gpus is None:
-        own_gpus = 0 if _name(config["data"]["engine"]) in _SHARED_ENGINES else sharding.world
-    return Run(
+        own_gpus = sharding.world if needs.has_own_gpus else 0
+    return PlannedRun(
         shape,
         sharding,
         _training(config, sharding),
@@ -185,17 +186,27 @@ def optimizer_bytes(optimizer: Namespace, master_bytes: int) -> float:
     return sum(x.numel() * x.element_size() for x in tensors) / parameter.numel()
 
 
-def _engine(engine: Any, shape: ModelShape) -> Engine:  # noqa: ANN401  (a path, or a namespace)
-    settings, default = _settings(engine), Engine()
+def engine_needs(slot: Any) -> EngineNeeds:  # noqa: ANN401  (a path, or a namespace)
+    """Return what the engine of a config says that it takes; nothing of it is built.
+
+    A function that makes an engine says nothing, so it is taken at its settings.
+    """
+    path = slot if isinstance(slot, str) else slot["class_path"]
+    kind = resolve_name(path)
+    says = kind if isinstance(kind, type) and issubclass(kind, RolloutEngine) else RolloutEngine
+    return says.needs(_settings(slot))
+
+
+def _engine(needs: EngineNeeds, shape: ModelShape) -> Engine:
     made = Engine(
-        param_bytes=_BYTES[settings.get("dtype", "auto")],
-        kv_cache_gib=settings.get("kv_cache_gib", default.kv_cache_gib),
-        share=settings.get("gpu_memory_utilization", default.share),
-        max_model_len=settings.get("max_model_len", default.max_model_len),
-        max_num_seqs=settings.get("max_num_seqs", default.max_num_seqs),
-        gpus_of_one=settings.get("tensor_parallel_size", default.gpus_of_one),
+        param_bytes=_BYTES[needs.dtype],
+        kv_cache_gib=needs.kv_cache_gib,
+        share=needs.gpu_memory_utilization,
+        max_model_len=needs.max_model_len,
+        max_num_seqs=needs.max_num_seqs,
+        gpus_of_one=needs.tensor_parallel_size,
     )
-    if _name(engine) == "HFEngine":  # it keeps every sequence at full length
+    if needs.caches_full_length:
         tokens = made.max_num_seqs * made.max_model_len
         return replace(made, kv_cache_gib=tokens * kv_bytes_per_token(shape, made) / GIB)
     return made

@@ -148,7 +148,7 @@ class Assumptions:
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One run as a plan sees it."""
 
     shape: ModelShape

@@ -10,7 +10,7 @@ from trace_pl.commands.plan.activations import (
     scoring_pass,
     training_passes,
 )
-from trace_pl.commands.plan.inputs import GIB, Engine, Run
+from trace_pl.commands.plan.inputs import GIB, Engine, PlannedRun
 from trace_pl.commands.plan.shapes import ModelShape
 
 
@@ -40,7 +40,7 @@ class Memory:
         return self.total - self.activations - self.reserve
 
 
-def memory_of(run: Run) -> Memory:
+def memory_of(run: PlannedRun) -> Memory:
     """Return the memory of one GPU."""
     shape, sharding, training, engine = run.shape, run.sharding, run.training, run.engine
     reference = shape.base * sharding.reference_bytes / sharding.shard
@@ -60,7 +60,7 @@ def memory_of(run: Run) -> Memory:
     )
 
 
-def activations_of(run: Run) -> float:
+def activations_of(run: PlannedRun) -> float:
     """Return the bytes of the larger of an update's and a scoring forward."""
     shape, b = run.shape, run.sharding.param_bytes
     sampled = run.forward_tokens * run.work.sampled_tokens // run.work.tokens
@@ -80,7 +80,7 @@ def activations_of(run: Run) -> float:
     return max(update, scoring + run.scored_tokens * 2 * sent)
 
 
-def buffers_of(run: Run) -> float:
+def buffers_of(run: PlannedRun) -> float:
     """Return the bytes that pass between parameters, gradients and other ranks.
 
     A gradient is computed beside the sum that it is added to, so the largest tensor counts once
@@ -108,7 +108,7 @@ def kv_bytes_per_token(shape: ModelShape, engine: Engine) -> int:
     return 2 * shape.layers * shape.kv_heads * shape.head_dim * engine.param_bytes
 
 
-def cached_sequences(run: Run) -> float:
+def cached_sequences(run: PlannedRun) -> float:
     """Return how many sequences of full length one engine's cache holds."""
     engine = run.engine
     _, cache = _engine_memory(run)
@@ -116,7 +116,7 @@ def cached_sequences(run: Run) -> float:
     return cache * _gpus_of_one(engine) / per_sequence
 
 
-def _engine_memory(run: Run) -> tuple[float, float]:
+def _engine_memory(run: PlannedRun) -> tuple[float, float]:
     """Return the bytes of weights and of cache on one GPU of the engine."""
     engine = run.engine
     weights = run.shape.base * engine.param_bytes / _gpus_of_one(engine)

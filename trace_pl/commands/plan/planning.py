@@ -7,7 +7,7 @@ from jsonargparse import Namespace
 from trace_pl.commands.cli import TraceCLI
 from trace_pl.commands.plan.arguments import split_arguments
 from trace_pl.commands.plan.from_config import run_from_config
-from trace_pl.commands.plan.inputs import Assumptions, Device, Run
+from trace_pl.commands.plan.inputs import Assumptions, Device, PlannedRun
 from trace_pl.commands.plan.remedies import fits
 from trace_pl.commands.plan.report import report
 from trace_pl.training.datamodule import RolloutDataModule
@@ -42,7 +42,7 @@ def parse_config(arguments: list[str]) -> Namespace:
     return config
 
 
-def make_run(arguments: list[str]) -> Run:
+def make_run(arguments: list[str]) -> PlannedRun:
     """Return the run that `trace-pl plan ARGUMENTS` plans.
 
     Raises:

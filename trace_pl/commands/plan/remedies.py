@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import gcd
 
-from trace_pl.commands.plan.inputs import ADAMW_8BIT_BYTES, GIB, Run
+from trace_pl.commands.plan.inputs import ADAMW_8BIT_BYTES, GIB, PlannedRun
 from trace_pl.commands.plan.memory import cached_sequences, memory_of
 
 _TOLERANCE = "raise data.parity_tolerance with it"
@@ -18,18 +18,18 @@ class Remedy:
     """One change of the config."""
 
     setting: str
-    run: Run
+    run: PlannedRun
     """The run with the change made."""
 
 
-def remedies(run: Run) -> list[Remedy]:
+def remedies(run: PlannedRun) -> list[Remedy]:
     """Return the changes that save memory, the one that saves most first."""
     now = memory_of(run).total
     found = [r for r in _candidates(run) if memory_of(r.run).total < now - 0.01 * GIB]
     return sorted(found, key=lambda remedy: memory_of(remedy.run).total)
 
 
-def combination(run: Run) -> list[Remedy]:
+def combination(run: PlannedRun) -> list[Remedy]:
     """Return changes that make room together, each made on top of those before it.
 
     Further GPUs, and changes of what is learnt, come last. Empty if nothing suffices.
@@ -45,23 +45,23 @@ def combination(run: Run) -> list[Remedy]:
     return chosen if has_room(run) else []
 
 
-def has_room(run: Run) -> bool:
+def has_room(run: PlannedRun) -> bool:
     """Return whether everything fits into the memory of a GPU of the trainer."""
     return memory_of(run).total <= run.device.gpu_memory * GIB
 
 
-def fits(run: Run) -> bool:
+def fits(run: PlannedRun) -> bool:
     """Return whether the trainer has room, and the engine's cache for one sequence."""
     return has_room(run) and cached_sequences(run) >= 1.0
 
 
-def _candidates(run: Run) -> Iterator[Remedy]:
+def _candidates(run: PlannedRun) -> Iterator[Remedy]:
     yield from _of_training(run)
     yield from _of_sharing(run)
     yield from _of_engine(run)
 
 
-def _of_training(run: Run) -> Iterator[Remedy]:
+def _of_training(run: PlannedRun) -> Iterator[Remedy]:
     training, shape = run.training, run.shape
     yield Remedy(
         "model.activation_checkpointing: true",
@@ -88,7 +88,7 @@ def _of_training(run: Run) -> Iterator[Remedy]:
         )
 
 
-def _of_sharing(run: Run) -> Iterator[Remedy]:
+def _of_sharing(run: PlannedRun) -> Iterator[Remedy]:
     sharding = run.sharding
     if sharding.kind != "sharded" and sharding.world > 1:
         shared = replace(
@@ -121,7 +121,7 @@ def _of_sharing(run: Run) -> Iterator[Remedy]:
         yield _more_gpus(run)
 
 
-def _more_gpus(run: Run) -> Remedy:
+def _more_gpus(run: PlannedRun) -> Remedy:
     """Return twice the GPUs: on the node while it has them, then on twice the nodes."""
     sharding = run.sharding
     world = 2 * sharding.world
@@ -132,7 +132,7 @@ def _more_gpus(run: Run) -> Remedy:
     return Remedy(setting, replace(run, sharding=replace(sharding, world=world, shard=world)))
 
 
-def _of_engine(run: Run) -> Iterator[Remedy]:
+def _of_engine(run: PlannedRun) -> Iterator[Remedy]:
     engine = run.engine
     if engine.own_gpus:
         return

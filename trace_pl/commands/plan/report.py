@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from trace_pl.commands.plan.flops import GIGA, TERA, phases_of
-from trace_pl.commands.plan.inputs import GIB, Run
+from trace_pl.commands.plan.inputs import GIB, PlannedRun
 from trace_pl.commands.plan.memory import Memory, cached_sequences, kv_bytes_per_token, memory_of
+from trace_pl.commands.plan.phases import phases_of
 from trace_pl.commands.plan.remedies import combination, fits, has_room, remedies
+from trace_pl.commands.plan.traffic import GIGA, TERA
 
 
-def report(run: Run) -> str:
+def report(run: PlannedRun) -> str:
     """Return the whole plan: memory, phases, and what to change if it does not fit."""
     parts = [_headline(run), memory_table(run), phase_table(run)]
     if not fits(run):
@@ -18,7 +19,7 @@ def report(run: Run) -> str:
     return "\n\n".join(parts)
 
 
-def memory_table(run: Run) -> str:
+def memory_table(run: PlannedRun) -> str:
     """Return the memory of one GPU by kind, and whether it fits."""
     memory = memory_of(run)
     rows = [(f.name.replace("_", " "), getattr(memory, f.name)) for f in fields(Memory)]
@@ -40,7 +41,7 @@ def memory_table(run: Run) -> str:
     return "\n".join(lines)
 
 
-def phase_table(run: Run) -> str:
+def phase_table(run: PlannedRun) -> str:
     """Return what each phase of an epoch costs one GPU, and the seconds it should take."""
     lines = [f"{'phase':<12}{'TFLOP':>10}{'GB moved':>10}{'GB sent':>10}{'seconds':>10}  limit"]
     phases = phases_of(run)
@@ -58,13 +59,13 @@ def phase_table(run: Run) -> str:
     return "\n".join(lines)
 
 
-def update_rate(run: Run) -> float:
+def update_rate(run: PlannedRun) -> float:
     """Return the tokens that all GPUs train on in a second of the update."""
     seconds = next(p.seconds for p in phases_of(run) if p.name == "update")
     return run.work.trajectories * run.work.tokens * run.training.num_passes / seconds
 
 
-def advice(run: Run) -> str:
+def advice(run: PlannedRun) -> str:
     """Return the settings that save memory, and some that suffice together."""
     lines = []
     if cached_sequences(run) < 1.0:
@@ -91,7 +92,7 @@ def advice(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _headline(run: Run) -> str:
+def _headline(run: PlannedRun) -> str:
     shape, sharding, work = run.shape, run.sharding, run.work
     how = {
         "single": "one GPU",

@@ -22,7 +22,7 @@ def require_fit(config: Namespace, gpu_memory: float, gpus: int | None = None) -
     Only what does not depend on the lengths of rollouts is held against the memory.
 
     Args:
-        config: Of the subcommand ``fit``, parsed by ``TraceCLI``.
+        config: Config of the subcommand ``fit``, parsed by ``TraceCLI``.
         gpu_memory: Memory of one GPU in GiB.
         gpus: GPUs of the trainer; None takes those of the config.
 

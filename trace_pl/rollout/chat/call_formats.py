@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 from trace_pl.types import ToolCall
 
@@ -29,9 +30,15 @@ class ParsedTurn:
         return f"Only the first of {count} calls was run.\n" if count > 1 else ""
 
 
-class ToolCallFormat(Protocol):
-    """How a family of models writes tool calls."""
+class ToolCallFormat(ABC):
+    """How a family of models writes tool calls.
 
+    A format reads one turn of the assistant: a call of a tool, a malformed one, or a final message.
+    It never guesses, because what it reads is run; text inside thinking is no call. What the policy
+    was shown of the tools is the chat template's, and only where that is silent the format's.
+    """
+
+    @abstractmethod
     def parse(
         self,
         text: str,
@@ -47,6 +54,7 @@ class ToolCallFormat(Protocol):
             schemas: JSON schemas of the tools, for formats that do not write types.
         """
 
+    @abstractmethod
     def describe(self, schemas: Sequence[Mapping[str, Any]]) -> str:
         """Return what a system prompt says of tools if the chat template says nothing.
 
@@ -55,7 +63,7 @@ class ToolCallFormat(Protocol):
         """
 
 
-class HermesFormat:
+class HermesFormat(ToolCallFormat):
     """Qwen's format: ``<tool_call>`` around ``{"name": ..., "arguments": {...}}``.
 
     Only what follows the last thinking block is read: a call that the policy merely thinks of is
@@ -84,7 +92,7 @@ class HermesFormat:
         )
 
 
-class LlamaFormat:
+class LlamaFormat(ToolCallFormat):
     """Llama 3's format: the turn is ``{"name": ..., "parameters": {...}}`` and nothing else.
 
     Only what follows the last thinking block is read. If that begins with a brace or with the

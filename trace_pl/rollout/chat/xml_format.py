@@ -9,6 +9,7 @@ from typing import Any
 from trace_pl.rollout.chat.call_formats import (
     MalformedCall,
     ParsedTurn,
+    ToolCallFormat,
     after,
     decoded,
     listed,
@@ -33,7 +34,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
 }
 
 
-class XmlFormat:
+class XmlFormat(ToolCallFormat):
     """``<function=name>`` with ``<parameter=key>value</parameter>``, in ``<tool_call>``.
 
     Only what follows the last thinking block is read. A value is a text: "1969" stays one, unless

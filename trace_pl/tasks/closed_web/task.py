@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from trace_pl.tasks.closed_web.world import ClosedWeb
-from trace_pl.tasks.protocol import Split
+from trace_pl.tasks.protocol import Split, Task
 from trace_pl.tools.browser import Browser, SeenWordsGuard
 from trace_pl.tools.corpus import Corpus
 from trace_pl.tools.index import Bm25Index
@@ -23,7 +23,7 @@ def web_browser(web: ClosedWeb) -> Browser:
     return Browser(corpus, Bm25Index(corpus), guard=SeenWordsGuard())
 
 
-class ClosedWebTask:
+class ClosedWebTask(Task):
     """Multi-hop questions over the web that the built-in base model knows.
 
     Args:
