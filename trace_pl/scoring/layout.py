@@ -16,6 +16,9 @@ from trace_pl.errors import CreditError
 from trace_pl.models.packed_attention import BranchBlock, PackedRow
 from trace_pl.probes import ProbeRequest
 
+BLOCK_TOKENS = 256
+"""Most tokens of branches that attend as one block; masks grow with it, kernel calls shrink."""
+
 
 @dataclass(frozen=True, eq=False)
 class BranchLayout:
@@ -77,7 +80,7 @@ class BranchLayout:
         """Return the tokens of the whole row."""
         return len(self.trunk_ids) + len(self.token_ids)
 
-    def blocks(self, block_tokens: int = 256) -> tuple[BranchBlock, ...]:
+    def blocks(self, block_tokens: int = BLOCK_TOKENS) -> tuple[BranchBlock, ...]:
         """Return the branches in runs that attend together.
 
         A run sees the trajectory only up to its last boundary, so in all about half of what the

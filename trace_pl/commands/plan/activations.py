@@ -11,6 +11,15 @@ from dataclasses import dataclass
 
 from trace_pl.commands.plan.shapes import ModelShape
 from trace_pl.models.head import LOGIT_BYTES
+from trace_pl.scoring.layout import BLOCK_TOKENS
+
+FLOAT32, INT64 = 4, 8
+"""Bytes of one number."""
+_SAVED_OF_HEADS = 5
+"""Tensors as wide as all heads: queries, keys and values, the output of the kernel, and the same in
+one piece for the projection that follows."""
+_ROUTING = 4 * INT64 + FLOAT32
+"""For each expert that a token visits: its number, three orders of the visits, and its weight."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +42,8 @@ def layer_saved(shape: ModelShape, b: int) -> float:
     d, q, kv = shape.hidden, _width(shape.heads, shape), _width(shape.kv_heads, shape)
     norms = 2 * _norm_saved(d, b) + 2 * b * d  # the outputs are what the projections read
     if shape.has_qk_norm:
-        norms += _norm_saved(q + kv, b) + 4 * (shape.heads + shape.kv_heads)
-    # Queries, keys and values of all heads, the output as the kernel gave it, and in one piece.
-    attention = 5 * b * q + 4 * shape.heads
+        norms += _norm_saved(q + kv, b) + FLOAT32 * (shape.heads + shape.kv_heads)
+    attention = _SAVED_OF_HEADS * b * q + FLOAT32 * shape.heads  # and the sum of each softmax
     return norms + attention + _feed_forward_saved(shape, b)
 
 
@@ -90,17 +98,19 @@ def training_passes(
     """
     d = shape.hidden
     layer = layer_saved(shape, b) + is_autocast * _casts_saved(shape, b)
-    stream = 4 if is_autocast else b  # bytes of what runs from layer to layer
+    stream = FLOAT32 if is_autocast else b  # bytes of what runs from layer to layer
     kept = stream * d if has_checkpointing else layer
-    positions = 2 * b * shape.head_dim + 16
+    positions = 2 * b * shape.head_dim + 2 * INT64  # cosine and sine; ids read and predicted
     behind = tokens * _norm_saved(d, b) + num_predicted * b * d  # gone when the last layer begins
     layers = tokens * (shape.layers * kept + positions) + behind
-    again = layer - b * d * (b == 4) if has_checkpointing else 0  # in float32 its input is kept
+    again = (
+        layer - b * d * (b == FLOAT32) if has_checkpointing else 0
+    )  # in float32 its input is kept
     in_layer = tokens * (layer_working(shape, b) + again) - behind
     # One chunk is kept as it is, several are computed again. A chunk is its log-softmax, and in the
     # backward pass the gradients of that and of the logits, all float32.
-    rows = max(1, LOGIT_BYTES // (4 * shape.vocab))
-    chunk = 4 * min(num_predicted, rows) * shape.vocab
+    rows = max(1, LOGIT_BYTES // (FLOAT32 * shape.vocab))
+    chunk = FLOAT32 * min(num_predicted, rows) * shape.vocab
     kept_logits = chunk if num_predicted <= rows else 0
     return Passes(layers + kept_logits, max(in_layer, 3 * chunk) - kept_logits)
 
@@ -117,7 +127,9 @@ def scoring_pass(
         trajectory: Tokens of one trajectory.
         branch_tokens: Tokens of its branches.
     """
-    masks = branch_tokens * (trajectory / 2 + 256) * tokens / (trajectory + branch_tokens)
+    # A byte for each pair: a branch sees half of the trajectory on average, and its own block.
+    pairs = branch_tokens * (trajectory / 2 + BLOCK_TOKENS)
+    masks = pairs * tokens / (trajectory + branch_tokens)
     seen = 2 * b * _width(shape.heads, shape) * trajectory  # keys and values that a block sees
     return tokens * forward_working(shape, b) + masks + seen
 
@@ -125,19 +137,19 @@ def scoring_pass(
 def _feed_forward_saved(shape: ModelShape, b: int) -> float:
     if not shape.experts:
         return 4 * b * shape.ffn  # gate, its activation, up, and their product
-    visited = 2 * b * shape.hidden + 4 * b * shape.expert_ffn
-    return shape.top_k * (visited + 24) + 4 * shape.experts
+    visited = 2 * b * shape.hidden + 4 * b * shape.expert_ffn + _ROUTING
+    return shape.top_k * visited + FLOAT32 * shape.experts  # and the router's probabilities
 
 
 def _casts_saved(shape: ModelShape, b: int) -> float:
     """Each of five projections casts its own input; norms keep their values in float32."""
     widths = _width(shape.heads, shape) + _width(shape.kv_heads, shape)
-    return (3 * b + 2 * (4 - b)) * shape.hidden + (4 - b) * widths
+    return (3 * b + 2 * (FLOAT32 - b)) * shape.hidden + (FLOAT32 - b) * widths
 
 
 def _norm_saved(width: int, b: int) -> float:
     """Input in float32 and the normalised values; in float32 the input is saved as it is."""
-    return (4 + b) * width
+    return (FLOAT32 + b) * width
 
 
 def _width(heads: int, shape: ModelShape) -> int:
