@@ -1,35 +1,9 @@
 """What tensors really take, counted while the trainer's own functions run."""
 
-import weakref
-
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from trace_pl.commands.plan.live_bytes import LiveBytes
 from trace_pl.models.logprobs import sampled_logprobs
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the storages that operations make while the mode is on, and the most alive at once."""
-
-    def __init__(self):
-        super().__init__()
-        self.peak = 0
-        self._made = weakref.WeakSet()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage()._cdata for x in _tensors((args, kwargs))}
-        for tensor in _tensors(result):
-            if tensor.untyped_storage()._cdata not in given:  # neither a view nor in place
-                self._made.add(tensor.untyped_storage())
-        # Sharding shrinks and grows storages, so sizes are asked for again.
-        self.peak = max(self.peak, sum(storage.nbytes() for storage in self._made))
-        return result
-
-
-def _tensors(tree):
-    return [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)]
 
 
 def storage_bytes(tensors):

@@ -7,7 +7,7 @@ the first rank found, in bytes, is the last line of its output, one JSON object 
 import json
 
 import torch
-from measured_bytes import LiveBytes, rows, storage_bytes
+from measured_bytes import rows, storage_bytes
 from processes import leave
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from wide_models import make_wide, make_wide_moe
 
+from trace_pl.commands.plan.live_bytes import LiveBytes
 from trace_pl.distributed.sharding import shard_model
 from trace_pl.models.logprobs import sampled_logprobs
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trace_pl.commands.plan.activations import (
-    exchanged,
-    forward_working,
-    scoring_pass,
-    training_passes,
-)
+from trace_pl.commands.plan.activations import exchanged, scoring_pass, training_passes
 from trace_pl.commands.plan.inputs import GIB, Engine, PlannedRun
 from trace_pl.commands.plan.shapes import ModelShape
+from trace_pl.commands.plan.token_bytes import forward_bytes
 
 
 @dataclass(frozen=True)
@@ -93,7 +89,7 @@ def buffers_of(run: PlannedRun) -> float:
     if sharding.kind != "sharded":
         largest = shape.head * sharding.master_bytes if trains_all else 0
         buckets = shape.trained * sharding.master_bytes if sharding.has_buckets else 0
-        casts = shape.total * sharding.param_bytes if sharding.is_autocast else 0
+        casts = shape.cast * sharding.param_bytes if sharding.is_autocast else 0
         return largest + buckets + casts
     once, twice = sharding.param_bytes, sharding.param_bytes + 4
     if not trains_all:
@@ -124,7 +120,7 @@ def _engine_memory(run: PlannedRun) -> tuple[float, float]:
         return weights, engine.kv_cache_gib * GIB
     share = 0.9 if engine.own_gpus else engine.share
     # The forward that vLLM measures before it takes the rest; it reads 8,192 tokens at a time.
-    working = 8192 * forward_working(run.shape, engine.param_bytes)
+    working = 8192 * forward_bytes(run.shape.blueprint, engine.param_bytes)
     return weights, max(0.0, share * run.device.gpu_memory * GIB - weights - working)
 
 

@@ -11,6 +11,7 @@ from trace_pl.commands.plan.inputs import GIB, Assumptions, Device
 from trace_pl.commands.plan.memory import cached_sequences, memory_of
 from trace_pl.commands.plan.remedies import fits
 from trace_pl.commands.plan.report import advice, memory_table
+from trace_pl.commands.plan.token_bytes import UnknownMemory
 from trace_pl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,11 @@ def require_fit(config: Namespace, gpu_memory: float, gpus: int | None = None) -
         ConfigError: with the plan's table, if it does not fit.
     """
     run = run_from_config(config, Assumptions(gpus), Device(gpu_memory=gpu_memory))
-    memory = memory_of(run)
+    try:
+        memory = memory_of(run)
+    except UnknownMemory as error:
+        logger.warning("The run starts without a look at its memory. %s", error)
+        return
     if memory.certain > gpu_memory * GIB or cached_sequences(run) < 1.0:
         raise ConfigError(
             f"Expected a run within the {gpu_memory:.1f} GiB of a GPU, got one that needs "

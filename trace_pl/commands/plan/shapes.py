@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -45,25 +46,44 @@ class Counts:
     adapter: int = 0
 
 
+@dataclass(frozen=True, eq=False)
+class Blueprint:
+    """What a model is made from; one that is planned lies on no device."""
+
+    config: PreTrainedConfig
+    adapter: LoRA | None = None
+
+    def build(self, layers: int | None = None, dtype: torch.dtype | None = None) -> PreTrainedModel:
+        """Return a new model of some layers, to be made under a mode or a device."""
+        config = deepcopy(self.config)
+        if layers is not None:
+            config.num_hidden_layers = layers
+            if getattr(config, "layer_types", None):
+                config.layer_types = config.layer_types[:1] * layers
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, attn_implementation=PACKED, dtype=dtype
+        )
+        if self.adapter is not None:
+            self.adapter.attach(model)
+        return model
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """What memory and arithmetic of a decoder depend on."""
 
     name: str
+    blueprint: Blueprint = field(compare=False, repr=False)
     hidden: int
     layers: int
     heads: int
     kv_heads: int
     head_dim: int
     vocab: int
-    ffn: int
-    """Inner size of a dense layer's feed-forward part."""
     experts: int
     """Experts of a layer of a mixture; 0 for a dense model."""
     top_k: int
     """Experts that one token visits."""
-    expert_ffn: int
-    has_qk_norm: bool
     counts: Counts
     largest_layer: int
     """Parameters of the largest decoder layer."""
@@ -104,6 +124,11 @@ class ModelShape:
         return c.attention + c.mlp + c.router + c.adapter + self.active_experts
 
     @property
+    def cast(self) -> int:
+        """Parameters of products that mixed precision casts on use: all but fused experts'."""
+        return self.per_token - self.active_experts + self.head
+
+    @property
     def head(self) -> int:
         """Parameters of the vocabulary head, tied or not."""
         return self.vocab * self.hidden
@@ -137,32 +162,24 @@ def read_shape(name: str, adapter: LoRA | None = None) -> ModelShape:
     Raises:
         ConfigError: if there is no config, or its model cannot read packed rows.
     """
-    if adapter is None:
-        return _shape_alone(name)
-    model = _skeleton(name)
-    with torch.device("meta"):
-        adapter.attach(model)
-    return shape_of(model, name)
+    return _shape_alone(name) if adapter is None else _shape(name, adapter)
 
 
 @cache
 def _shape_alone(name: str) -> ModelShape:
-    # Building a large mixture takes seconds, and advice is asked for several times.
-    return shape_of(_skeleton(name), name)
+    return _shape(name)  # building a large mixture takes seconds, and advice is asked for often
 
 
-def _skeleton(name: str) -> PreTrainedModel:
-    config = read_config(name)
+def _shape(name: str, adapter: LoRA | None = None) -> ModelShape:
+    blueprint = Blueprint(read_config(name), adapter)
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            config, attn_implementation=PACKED
-        )
+        model = blueprint.build()
     require_packed_attention(model)
-    return model
+    return shape_of(model, name, adapter)
 
 
-def shape_of(model: PreTrainedModel, name: str = "") -> ModelShape:
-    """Return the shape of a model, which may lie on the meta device."""
+def shape_of(model: PreTrainedModel, name: str = "", adapter: LoRA | None = None) -> ModelShape:
+    """Return the shape of a model, its adapter included; it may lie on the meta device."""
     config = model.config
     counts: Counter[str] = Counter()
     for key, parameter in model.named_parameters():
@@ -171,6 +188,7 @@ def shape_of(model: PreTrainedModel, name: str = "") -> ModelShape:
     layers = [sum(p.numel() for p in layer.parameters()) for layer in model.get_decoder().layers]
     return ModelShape(
         name=name,
+        blueprint=Blueprint(config, adapter),
         hidden=config.hidden_size,
         layers=len(layers),
         heads=config.num_attention_heads,
@@ -178,11 +196,8 @@ def shape_of(model: PreTrainedModel, name: str = "") -> ModelShape:
         head_dim=getattr(config, "head_dim", None)
         or config.hidden_size // config.num_attention_heads,
         vocab=config.vocab_size,
-        ffn=config.intermediate_size,
         experts=getattr(config, "num_experts", 0) or 0,
         top_k=getattr(config, "num_experts_per_tok", 0) or 0,
-        expert_ffn=getattr(config, "moe_intermediate_size", 0) or 0,
-        has_qk_norm=any(key.endswith("q_norm.weight") for key, _ in model.named_parameters()),
         counts=Counts(**counts),
         largest_layer=max(layers),
         outside_layers=sum(counts.values()) - sum(layers),
