@@ -17,8 +17,7 @@ def parser():
     """Return the parser of `trace-pl fit`."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
-        cli = ParsedCLI([f"--config={RUNS[0]}", "--seed_everything=false"])
-    return cli._subcommand_parsers["fit"]
+        return ParsedCLI([f"--config={RUNS[0]}", "--seed_everything=false"]).parser
 
 
 @cache

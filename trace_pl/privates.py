@@ -1,9 +1,10 @@
 """Private names of other libraries, each with the reason why no public one will do.
 
-They are used from here alone. What has to be overridden stands where it is overridden:
-``LightningCLI._parse_ckpt_path``, which reads the checkpoint before `last` is known to be one, and
-``LightningCLI._run_subcommand``, which a command that only parses has to leave out. A test fails by
-name if an upgrade removes one of them; the versions that were tried are those of pyproject.toml.
+They are used from here alone, but for torch's modes of dispatch: commands that answer at once
+import this file, which therefore imports no torch, so ``trace_pl.commands.plan.live_bytes`` has
+those. What has to be overridden stands where it is overridden: ``LightningCLI._parse_ckpt_path``,
+which reads the checkpoint before `last` is known to be one. A test fails by name if an upgrade
+removes one of them; the versions that were tried are those of pyproject.toml.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ import yaml
 from cli_runner import run_cli
 
 from trace_pl.commands.cli import TraceCLI
-from trace_pl.commands.plan.planning import ParsedCLI
+from trace_pl.errors import ConfigError
+from trace_pl.privates import subcommands_of
 from trace_pl.training.datamodule import RolloutDataModule
 from trace_pl.training.module import TraceModule
 
@@ -35,9 +36,16 @@ def test_the_quickstart_instantiates_stage_by_stage(tmp_path):
     assert cli.datamodule.agent.model_name == cli.model.model_name == "closed-web-base"
 
 
-def test_the_parser_of_the_command_that_is_asked_for_is_made_alone():
-    cli = ParsedCLI(["--config", str(QUICKSTART)])
-    assert list(cli._subcommand_parsers) == ["fit"]
+def test_the_parser_of_the_command_that_is_asked_for_is_made_alone(monkeypatch):
+    made = []
+
+    def parse(cli, parser, args):
+        made.extend(subcommands_of(parser))
+        raise ConfigError("enough")
+
+    monkeypatch.setattr(TraceCLI, "parse_arguments", parse)
+    assert run_cli("fit", "--config", str(QUICKSTART)) == 2
+    assert made == ["fit"]
 
 
 def test_print_config_round_trips(capsys, tmp_path):

@@ -29,8 +29,7 @@ def cli():
 def complaint(cli, *arguments: str) -> str:
     """Return what `trace-pl fit --config quickstart ARGUMENTS` says of its settings."""
     try:
-        cli.parse_arguments(cli.parser, ["fit", "--config", "quickstart", *arguments])
-        cli.subcommand = "fit"
+        cli.parse_arguments(cli.parser, ["--config", "quickstart", *arguments])
         TraceCLI.instantiate_classes(cli)
     except ConfigError as error:
         return str(error)
@@ -306,7 +305,7 @@ def test_every_command_ends_with_one_line_and_exit_code_2(capsys, arguments, lin
 
 def test_fit_without_a_config_says_where_to_begin(cli):
     with pytest.raises(ConfigError) as caught:
-        cli.parse_arguments(cli.parser, ["fit"])
+        cli.parse_arguments(cli.parser, [])
     assert str(caught.value) == (
         "Expected a value for data.task, data.engine, got none. Give it, for example by "
         "`--config quickstart`."
@@ -317,7 +316,7 @@ def test_fit_without_a_config_says_where_to_begin(cli):
 def test_no_fault_is_found_in_a_shipped_config(cli, name):
     if name.endswith("adamw_8bit"):
         pytest.importorskip("torchao")
-    slots = slots_of(cli._parser("fit"))
+    slots = slots_of(cli.parser)
     follower = Follower("trace-pl fit")
     (follower.source,) = read_arguments(["--config", str(find_config(name))])
     follower.group(slots, (), (), follower.source.settings)

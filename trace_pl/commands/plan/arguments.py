@@ -29,10 +29,12 @@ def _parser() -> PlainParser:
         "argument of `trace-pl fit` beside these; docs/scale.md says what is assumed.",
         allow_abbrev=False,
     )
-    for each in fields(Assumptions):
-        parser.add_argument(_flag(each.name), type=_positive(int), help=f"default: {each.default}")
-    for each in fields(Device):
-        parser.add_argument(_flag(each.name), type=_positive(float), help=f"default {each.default}")
+    for number, settings in ((int, Assumptions), (float, Device)):
+        for each in fields(settings):
+            default = "of the config" if each.default is None else each.default
+            parser.add_argument(
+                _flag(each.name), type=_positive(number), help=f"default: {default}"
+            )
     return parser
 
 

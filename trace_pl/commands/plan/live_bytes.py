@@ -1,4 +1,8 @@
-"""Counting the memory of tensors, on those that hold numbers and on those that only say they do."""
+"""Counting the memory of tensors, on those that hold numbers and on those that only say they do.
+
+Modes that see every operation, those of the backward pass included, and tensors without numbers
+have names in torch's documentation, but no public place to import them from.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +12,11 @@ from weakref import WeakSet
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+__all__ = ["FakeTensorMode", "LiveBytes"]
 
 
 class LiveBytes(TorchDispatchMode):

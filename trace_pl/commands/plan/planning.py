@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from jsonargparse import Namespace
+from lightning import Trainer
+from lightning.pytorch.cli import LightningArgumentParser
 
 from trace_pl.commands.cli import TraceCLI
 from trace_pl.commands.plan.arguments import split_arguments
@@ -15,30 +17,35 @@ from trace_pl.training.module import TraceModule
 
 
 class ParsedCLI(TraceCLI):
-    """Parses what `trace-pl fit` takes and stops there."""
+    """Parses what `trace-pl fit` takes, and builds and runs nothing.
+
+    Args:
+        arguments: Those of `trace-pl fit`.
+    """
 
     def __init__(self, arguments: list[str]) -> None:
         super().__init__(
             TraceModule,
             RolloutDataModule,
-            args=["fit", *arguments],
+            run=False,
+            args=arguments,
+            parser_kwargs={"prog": "trace-pl fit"},
             auto_configure_optimizers=False,
             save_config_callback=None,
         )
 
-    def after_instantiate_classes(self) -> None:
-        """Leave run folders alone."""
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the credit slots, and what Lightning takes for a run beside its classes."""
+        super().add_arguments_to_parser(parser)
+        parser.add_method_arguments(Trainer, "fit", skip=self.subcommands()["fit"])
 
     def instantiate_classes(self) -> None:
         """Build nothing."""
 
-    def _run_subcommand(self, subcommand: str) -> None:
-        """Run nothing."""
-
 
 def parse_config(arguments: list[str]) -> Namespace:
     """Return the config of `trace-pl fit ARGUMENTS`."""
-    config: Namespace = ParsedCLI([*arguments, "--seed_everything=false"]).config["fit"]
+    config: Namespace = ParsedCLI([*arguments, "--seed_everything=false"]).config
     return config
 
 

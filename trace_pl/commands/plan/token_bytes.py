@@ -15,11 +15,10 @@ from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from transformers import PreTrainedModel
 
-from trace_pl.commands.plan.live_bytes import LiveBytes
+from trace_pl.commands.plan.live_bytes import FakeTensorMode, LiveBytes
 from trace_pl.commands.plan.shapes import Blueprint
 from trace_pl.errors import ConfigError, one_line
 from trace_pl.models.packed_attention import PackedRow
