@@ -8,10 +8,12 @@ from jsonargparse import Namespace
 
 from trace_pl.commands.plan.from_config import optimizer_bytes, run_from_config
 from trace_pl.commands.plan.inputs import Assumptions, Device, Sharding
+from trace_pl.commands.plan.memory import memory_of
 from trace_pl.commands.plan.phases import phases_of
 from trace_pl.commands.plan.planning import make_run, parse_config
 from trace_pl.commands.plan.remedies import combination, fits
 from trace_pl.commands.plan.require import require_fit
+from trace_pl.engines import EngineNeeds, HFEngine
 from trace_pl.errors import ConfigError
 
 QUICKSTART = "--config=configs/quickstart.yaml"
@@ -122,6 +124,25 @@ def test_mixed_precision_casts_the_policy_and_not_the_reference():
     assert sharding.is_autocast
     sharding = make_run([QUICKSTART, "--model.dtype=bfloat16"]).sharding
     assert (sharding.master_bytes, sharding.param_bytes, sharding.reference_bytes) == (2, 2, 2)
+
+
+class OneSlotEngine(HFEngine):
+    """An engine of one's own, with settings and habits that no other has."""
+
+    runs_apart = True
+
+    @classmethod
+    def needs(cls, settings):
+        return EngineNeeds("bfloat16", settings["window"], max_num_seqs=1, has_own_gpus=True)
+
+
+def test_an_engine_of_ones_own_is_planned_as_it_says():
+    config = parse_config([QUICKSTART, "--trainer.devices=2"])
+    path = f"{OneSlotEngine.__module__}.{OneSlotEngine.__name__}"
+    config["data"]["engine"] = Namespace(class_path=path, init_args=Namespace(window=512))
+    run = run_from_config(config)
+    assert (run.engine.max_model_len, run.engine.max_num_seqs, run.engine.own_gpus) == (512, 1, 2)
+    assert memory_of(run).engine_weights == 0.0
 
 
 def test_an_unknown_strategy_is_refused():

@@ -9,6 +9,11 @@ from trace_pl.commands.plan.inputs import GIB, Engine, PlannedRun
 from trace_pl.commands.plan.shapes import ModelShape
 from trace_pl.commands.plan.token_bytes import forward_bytes
 
+_SHARE_OF_OWN_GPUS = 0.9
+"""What vLLM takes of a GPU unless it is told otherwise."""
+_TOKENS_AT_A_TIME = 8192
+"""Tokens of the forward that vLLM measures before it takes the rest for its cache."""
+
 
 @dataclass(frozen=True)
 class Memory:
@@ -118,9 +123,8 @@ def _engine_memory(run: PlannedRun) -> tuple[float, float]:
     weights = run.shape.base * engine.param_bytes / _gpus_of_one(engine)
     if engine.kv_cache_gib is not None and not engine.own_gpus:
         return weights, engine.kv_cache_gib * GIB
-    share = 0.9 if engine.own_gpus else engine.share
-    # The forward that vLLM measures before it takes the rest; it reads 8,192 tokens at a time.
-    working = 8192 * forward_bytes(run.shape.blueprint, engine.param_bytes)
+    share = _SHARE_OF_OWN_GPUS if engine.own_gpus else engine.share
+    working = _TOKENS_AT_A_TIME * forward_bytes(run.shape.blueprint, engine.param_bytes)
     return weights, max(0.0, share * run.device.gpu_memory * GIB - weights - working)
 
 

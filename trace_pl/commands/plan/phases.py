@@ -9,12 +9,13 @@ from trace_pl.commands.plan.flops import forward_flops, weights_read
 from trace_pl.commands.plan.inputs import PlannedRun
 from trace_pl.commands.plan.memory import cached_sequences, kv_bytes_per_token
 from trace_pl.commands.plan.traffic import (
-    GIGA,
     TERA,
+    Transfer,
+    among_ranks,
     compute_rate,
-    exchange_bytes,
+    expert_exchange,
+    from_main_memory,
     from_others,
-    link_rate,
     others,
     reached,
     update_traffic,
@@ -27,13 +28,13 @@ class PhaseCost:
 
     name: str
     flops: float
-    bytes_read: float = 0.0
+    bytes_read: float
     """From and to its own memory, beyond what the products hide."""
-    bytes_sent: float = 0.0
+    bytes_sent: float
     """To other GPUs, or from main memory."""
-    compute_s: float = 0.0
-    memory_s: float = 0.0
-    link_s: float = 0.0
+    compute_s: float
+    memory_s: float
+    link_s: float
 
     @property
     def seconds(self) -> float:
@@ -55,26 +56,32 @@ def phases_of(run: PlannedRun) -> tuple[PhaseCost, ...]:
     return (*phases, update_phase(run))
 
 
+def push_phase(run: PlannedRun) -> PhaseCost:
+    """Return one copy of the policy's weights into the engine: read, sent and written."""
+    held = run.shape.base * run.engine.param_bytes
+    share = 1.0 if run.engine.own_gpus else others(run.sharding.shard)
+    sent = among_ranks(run, held * share, run.sharding.shard)
+    return _phase(run, "weight push", read=2 * held, sent=sent)
+
+
 def rollout_phase(run: PlannedRun) -> PhaseCost:
     """Return the sampling of all rollouts: every token read once, the sampled ones one by one."""
-    work, engine, device, shape = run.work, run.engine, run.device, run.shape
+    work, engine, shape = run.work, run.engine, run.shape
     gpus = engine.own_gpus or run.sharding.world
-    of_one = engine.own_gpus or engine.gpus_of_one
-    of_engine = work.trajectories * of_one / gpus
-    flops = forward_flops(shape, work.tokens, work.sampled_tokens, work.tokens)
+    gpus_of_one = engine.own_gpus or engine.gpus_of_one
+    rollouts_of_one = work.trajectories * gpus_of_one / gpus
     cached = cached_sequences(run) * engine.max_model_len / work.tokens
-    concurrent = max(1.0, min(of_engine, engine.max_num_seqs, cached))
-    steps = work.sampled_tokens * of_engine / concurrent
-    step_bytes = weights_read(shape, concurrent) * engine.param_bytes
-    step_bytes += concurrent * work.tokens / 2 * kv_bytes_per_token(shape, engine)
-    read = steps * step_bytes / of_one
-    total = flops * work.trajectories / gpus
-    return PhaseCost(
+    concurrent = max(1.0, min(rollouts_of_one, engine.max_num_seqs, cached))
+    steps = work.sampled_tokens * rollouts_of_one / concurrent
+    weights = weights_read(shape, concurrent) * engine.param_bytes
+    cache = concurrent * work.tokens / 2 * kv_bytes_per_token(shape, engine)
+    row = forward_flops(shape, work.tokens, work.sampled_tokens, work.tokens)
+    return _phase(
+        run,
         "rollout",
-        total,
-        read,
-        compute_s=total / compute_rate(device, engine.param_bytes),
-        memory_s=read / reached(device, device.memory_tb_s * TERA),
+        flops=row * work.trajectories / gpus,
+        number_bytes=engine.param_bytes,
+        read=steps * (weights + cache) / gpus_of_one,
     )
 
 
@@ -83,70 +90,77 @@ def credit_phase(run: PlannedRun) -> PhaseCost:
     work, shape, sharding = run.work, run.shape, run.sharding
     rows = work.trajectories / sharding.world
     tokens = work.tokens + work.branch_tokens
-    flops = rows * forward_flops(shape, tokens, work.branch_tokens, work.tokens)
     forwards = ceil(rows * tokens / run.scored_tokens)
-    held = shape.base * sharding.reference_bytes
-    sent = forwards * from_others(run, shape.base, sharding.reference_bytes)
-    link_s = sent / link_rate(run, sharding.shard)
-    exchange = 2 * rows * tokens * exchange_bytes(run)
-    sent += exchange
-    link_s += exchange / link_rate(run, sharding.expert_parallel)
+    gathered = forwards * from_others(run, shape.base, sharding.reference_bytes)
+    sent = among_ranks(run, gathered, sharding.shard)
+    sent += expert_exchange(run, rows * tokens, turns=2)
     if sharding.reference_on_cpu and run.training.has_reference:
-        from_host = forwards * held / sharding.shard
-        sent += from_host
-        link_s += from_host / reached(run.device, run.device.host_gb_s * GIGA)
-    return PhaseCost(
+        own_part = shape.base * sharding.reference_bytes / sharding.shard
+        sent += from_main_memory(run, forwards * own_part)
+    return _phase(
+        run,
         "credit",
-        flops,
-        bytes_sent=sent,
-        compute_s=flops / compute_rate(run.device, sharding.param_bytes),
-        link_s=link_s,
+        flops=rows * forward_flops(shape, tokens, work.branch_tokens, work.tokens),
+        number_bytes=sharding.param_bytes,
+        sent=sent,
     )
 
 
 def update_phase(run: PlannedRun) -> PhaseCost:
     """Return all optimizer steps of the epoch, and the old log-probs where they are needed."""
     shape, sharding, training, work = run.shape, run.sharding, run.training, run.work
-    trains_all = shape.trained > shape.counts.adapter
-    row = forward_flops(shape, work.tokens, work.sampled_tokens, work.tokens)
-    is_on_policy = training.num_steps * training.num_passes == 1
-    # Forward, gradient of the inputs, gradient of the weights; forward once more.
-    passes = training.num_passes * (2 + trains_all + training.has_checkpointing + training.has_kl)
     rows = work.trajectories / sharding.world
-    flops = rows * row * (passes + (not is_on_policy))
     steps = training.num_steps * training.num_passes
     # A step takes at least one forward of whole trajectories.
-    forwards = steps * ceil(max(1.0, rows / training.num_steps) * work.tokens / run.forward_tokens)
-    sent, link_s = update_traffic(run, forwards, steps)
-    # Tokens go and come back in a forward, and their gradients in a backward pass.
-    turns = 2 * (2 + training.has_checkpointing) * training.num_passes + 2 * (not is_on_policy)
-    exchange = turns * rows * work.tokens * exchange_bytes(run)
-    sent += exchange
-    link_s += exchange / link_rate(run, sharding.expert_parallel)
+    rows_of_step = max(1.0, rows / training.num_steps)
+    forwards = steps * ceil(rows_of_step * work.tokens / run.forward_tokens)
+    # Tokens go to experts and come back in a forward, and their gradients in a backward pass.
+    turns = 2 * training.num_passes * (2 + training.has_checkpointing)
+    turns += 2 * _reads_old_logprobs(run)
+    # Parameters, gradients and the optimizer's state are read and written.
     touched = 2 * (2 * sharding.master_bytes + training.optimizer_bytes)
-    read = steps * shape.trained / sharding.shard * touched
-    return PhaseCost(
+    return _phase(
+        run,
         "update",
-        flops,
-        read,
-        sent,
-        compute_s=flops / compute_rate(run.device, sharding.param_bytes),
-        memory_s=read / reached(run.device, run.device.memory_tb_s * TERA),
-        link_s=link_s,
+        flops=rows * _update_flops(run),
+        number_bytes=sharding.param_bytes,
+        read=steps * shape.trained / sharding.shard * touched,
+        sent=update_traffic(run, forwards, steps)
+        + expert_exchange(run, rows * work.tokens, turns=turns),
     )
 
 
-def push_phase(run: PlannedRun) -> PhaseCost:
-    """Return one copy of the policy's weights into the engine."""
-    shape, sharding = run.shape, run.sharding
-    held = shape.base * run.engine.param_bytes
-    sent = held * (1.0 if run.engine.own_gpus else others(sharding.shard))
-    read = 2 * held
+def _update_flops(run: PlannedRun) -> float:
+    """Return the operations of all passes over one trajectory."""
+    work, training, shape = run.work, run.training, run.shape
+    trains_all = shape.trained > shape.counts.adapter
+    # Forward, gradient of the inputs, gradient of the weights; forward once more.
+    of_a_pass = 2 + trains_all + training.has_checkpointing + training.has_kl
+    forwards = training.num_passes * of_a_pass + _reads_old_logprobs(run)
+    return forwards * forward_flops(shape, work.tokens, work.sampled_tokens, work.tokens)
+
+
+def _reads_old_logprobs(run: PlannedRun) -> bool:
+    """Whether a second step moves away from the policy that sampled."""
+    return run.training.num_steps * run.training.num_passes > 1
+
+
+def _phase(
+    run: PlannedRun,
+    name: str,
+    flops: float = 0.0,
+    number_bytes: int = 2,
+    read: float = 0.0,
+    sent: Transfer | None = None,
+) -> PhaseCost:
+    """Return a phase with its seconds; ``number_bytes`` are those of a number of its products."""
+    device, sent = run.device, sent or Transfer()
     return PhaseCost(
-        "weight push",
-        0.0,
+        name,
+        flops,
         read,
-        sent,
-        memory_s=read / reached(run.device, run.device.memory_tb_s * TERA),
-        link_s=sent / link_rate(run, sharding.shard),
+        sent.num_bytes,
+        compute_s=flops / compute_rate(device, number_bytes),
+        memory_s=read / reached(device, device.memory_tb_s * TERA),
+        link_s=sent.seconds,
     )
