@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from cli_runner import run_cli
 from jsonargparse import Namespace
+from wide_models import make_wide_moe
 
 from trace_pl.commands.plan.from_config import optimizer_bytes, run_from_config
 from trace_pl.commands.plan.inputs import Assumptions, Device, Sharding
@@ -199,6 +200,17 @@ def test_a_run_that_fits_starts_and_one_that_may_not_is_warned_of(caplog):
     config["data"]["limits"]["max_trajectory_tokens"] = 131_072
     require_fit(config, gpu_memory=80.0, gpus=8)
     assert "A forward of 131072 tokens may not fit" in caplog.text
+
+
+def test_a_model_that_needs_numbers_to_run_is_not_planned_and_runs(tmp_path, capsys, caplog):
+    config = make_wide_moe().config
+    config.experts_implementation = "eager"  # looks for the experts that have tokens
+    config.save_pretrained(tmp_path)
+    arguments = [QUICKSTART, f"--model.model_name={tmp_path}"]
+    assert run_cli("plan", *arguments) == 2
+    assert "model whose memory can be counted, got 'qwen3_moe'" in capsys.readouterr().err
+    require_fit(parse_config(arguments), gpu_memory=80.0)
+    assert "The run starts without a look at its memory. Expected a model" in caplog.text
 
 
 def test_a_cache_too_small_for_one_sequence_is_told():

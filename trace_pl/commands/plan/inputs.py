@@ -48,7 +48,7 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Training:
-    """How the policy is updated and the reference asked."""
+    """How the policy is updated and the reference read."""
 
     optimizer_bytes: float = 8.0
     """Bytes of optimizer state for each trained parameter."""
@@ -64,7 +64,7 @@ class Training:
     has_credit: bool = True
     """Whether boundaries are scored."""
     has_kl: bool = False
-    """Whether the loss asks the reference for every trained token."""
+    """Whether the loss reads the reference for every trained token."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Workload:
     tokens: int
     """Tokens of one trajectory."""
     sampled_tokens: int
-    """Those of them that the policy sampled."""
+    """Tokens of one trajectory that the policy sampled."""
     turns: int
     """Tool turns of one trajectory; there is one boundary more."""
     answer_tokens: int = 16
@@ -109,23 +109,23 @@ class Device:
     """One GPU and its links; the defaults are those of an H100 SXM (dense rates, no sparsity)."""
 
     gpu_memory: float = 80.0
-    """In GiB."""
+    """Memory of the GPU in GiB."""
     peak_tflops: float = 989.0
-    """In bfloat16."""
+    """Peak rate in bfloat16, in 10^12 operations a second."""
     peak_tflops_fp32: float = 67.0
     memory_tb_s: float = 3.35
     link_gb_s: float = 450.0
-    """To a GPU of the same node, one direction."""
+    """Bandwidth to a GPU of the same node in GB/s, one direction."""
     network_gb_s: float = 50.0
-    """To a GPU of another node."""
+    """Bandwidth to a GPU of another node in GB/s."""
     host_gb_s: float = 25.0
-    """To main memory."""
+    """Bandwidth to main memory in GB/s."""
     utilisation: float = 0.3
     """Share of the peak that matrix products reach."""
     bandwidth_utilisation: float = 0.5
     """Share of each bandwidth that is reached."""
     reserve_gib: float = 4.0
-    """CUDA context, communication buffers, CUDA graphs, fragmentation."""
+    """GiB for the CUDA context, communication buffers, CUDA graphs and fragmentation."""
 
 
 @dataclass(frozen=True)

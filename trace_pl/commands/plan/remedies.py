@@ -32,7 +32,7 @@ def remedies(run: PlannedRun) -> list[Remedy]:
 def combination(run: PlannedRun) -> list[Remedy]:
     """Return changes that make room together, each made on top of those before it.
 
-    Further GPUs, and changes of what is learnt, come last. Empty if nothing suffices.
+    More GPUs, and changes to what is learnt, come last. The list is empty if nothing suffices.
     """
     chosen: list[Remedy] = []
     while not has_room(run) and len(chosen) < 12:

@@ -154,7 +154,8 @@ def _without_numbers(blueprint: Blueprint) -> Iterator[None]:
         with FakeTensorMode():
             yield
     except RuntimeError as error:
+        reason = one_line(error).rstrip(".")
         raise UnknownMemory(
             f"Expected a model whose memory can be counted, got '{blueprint.config.model_type}', "
-            f"which does not run on tensors without numbers: {one_line(error)} Plan another one."
+            f"which does not run on tensors without numbers ({reason}). Plan another one."
         ) from error
