@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trace_pl.engines.vllm.engine import VLLMEngine
-from trace_pl.models.loading import BUILT_IN_BASE, load_tokenizer, resolve_model
+from trace_pl.models.loading import load_tokenizer
+from trace_pl.models.names import BUILT_IN_BASE, resolve_model
 from trace_pl.rollout import agent
 from trace_pl.rollout.agent import AgentLoop
 from trace_pl.rollout.chat.call_formats import HermesFormat

@@ -26,7 +26,8 @@ import torch
 from phases import PHASES, run_phases
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trace_pl.models.loading import BUILT_IN_BASE, load_tokenizer, resolve_model
+from trace_pl.models.loading import load_tokenizer
+from trace_pl.models.names import BUILT_IN_BASE, resolve_model
 from trace_pl.rollout.chat.template import ChatTemplate
 from trace_pl.tasks.closed_web.task import ClosedWebTask
 

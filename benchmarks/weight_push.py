@@ -27,7 +27,8 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from trace_pl.engines.vllm.engine import VLLMEngine
-from trace_pl.models.loading import BUILT_IN_BASE, load_model, resolve_model
+from trace_pl.models.loading import load_model
+from trace_pl.models.names import BUILT_IN_BASE, resolve_model
 from trace_pl.models.weights import policy_tensors
 from trace_pl.rollout.parity import check_parity
 

@@ -7,6 +7,7 @@ import pytest
 from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from trace_pl import privates
 
@@ -44,6 +45,16 @@ def test_a_logger_is_given_its_version(logger, tmp_path):
     assert privates.has_version(made)
     assert made.version == 7
     assert made.log_dir.endswith("version_7")
+
+
+def test_a_csv_logger_writes_by_the_writer_that_it_is_given(tmp_path):
+    logger, writer = CSVLogger(tmp_path, version=1), ExperimentWriter(str(tmp_path / "elsewhere"))
+    privates.set_writer(logger, writer)
+    assert logger.experiment is writer
+    logger.log_metrics({"reward": 0.5}, step=3)
+    writer.metrics_file_path = str(tmp_path / "table.csv")
+    logger.save()
+    assert (tmp_path / "table.csv").read_text().splitlines() == ["reward,step", "0.5,3"]
 
 
 def test_a_size_is_read_as_save_pretrained_reads_it():

@@ -13,22 +13,23 @@ from argparse import Action
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser
-from jsonargparse._typehints import get_protocol_members, implements_protocol, is_protocol
+from jsonargparse._typehints import implements_protocol, is_protocol
 
 if TYPE_CHECKING:  # commands that answer at once import this file
-    from lightning.pytorch.loggers import Logger
+    from lightning.pytorch.loggers import CSVLogger, Logger
+    from lightning.pytorch.loggers.csv_logs import ExperimentWriter
     from torch.distributed.device_mesh import DeviceMesh
 
 # Whether a class fits a slot is jsonargparse's to say; a second judgement could be another.
 __all__ = [
     "actions_of",
-    "get_protocol_members",
     "has_version",
     "implements_protocol",
     "is_protocol",
     "local_part",
     "num_bytes",
     "set_version",
+    "set_writer",
     "subcommands_of",
 ]
 
@@ -52,6 +53,11 @@ def has_version(logger: Logger) -> bool:
 def set_version(logger: Logger, version: int | str) -> None:
     """Give a logger its version; in public only its constructor takes one."""
     setattr(logger, "_version", version)  # noqa: B010
+
+
+def set_writer(logger: CSVLogger, writer: ExperimentWriter) -> None:
+    """Give a CSV logger the writer of its table; in public it makes one over an empty table."""
+    logger._experiment = writer
 
 
 def num_bytes(size: str) -> int:

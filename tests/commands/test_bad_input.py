@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_runner import run_cli
 
-from trace_pl.models.loading import resolve_model
+from trace_pl.models.names import resolve_model
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 

@@ -4,8 +4,12 @@ from pathlib import Path
 import pytest
 import yaml
 from cli_runner import run_cli
+from lightning.pytorch.callbacks import ModelCheckpoint
+from parsed import parsed, parser
 
-from trace_pl.commands.cli import TraceCLI
+from callbacks import HealthMonitor
+from callbacks.rollout_alarms import FlatGroups
+from trace_pl.commands.cli import TraceCLI, newest
 from trace_pl.errors import ConfigError
 from trace_pl.privates import subcommands_of
 from trace_pl.training.datamodule import RolloutDataModule
@@ -117,7 +121,29 @@ def test_slots_of_the_data_take_bare_names(capsys):
         "--data.call_format=XmlFormat",
         "--data.task=ClosedWebTask",
         "--data.engine=HFEngine",
+        "--data.reward=ExactMatchReward",
+        "--data.reward.format_bonus=0.1",
     )
     assert config["data"]["call_format"]["class_path"].endswith(".XmlFormat")
     assert config["data"]["task"]["class_path"].endswith(".ClosedWebTask")
     assert config["data"]["engine"]["class_path"].endswith(".HFEngine")
+    assert config["data"]["reward"]["class_path"].endswith(".ExactMatchReward")
+    assert config["data"]["reward"]["init_args"] == {"format_bonus": 0.1}
+
+
+def test_a_callback_of_a_config_is_changed_by_giving_it_again():
+    again = ["--trainer.callbacks+=HealthMonitor", "--trainer.callbacks.flat_patience=7"]
+    config = parsed(f"--config={QUICKSTART}", *again)
+    config = parser().instantiate_classes(config)
+    kept = newest(config["trainer"]["callbacks"])
+    (monitor,) = (each for each in kept if isinstance(each, HealthMonitor))
+    assert FlatGroups(epochs=7) in monitor.alarms
+    assert [type(each).__name__ for each in kept] == [
+        "ModelCheckpoint", "RunSummary", "ValueCurve", "RolloutSamples", "RolloutWriter",
+        "HealthMonitor",
+    ]  # fmt: skip
+
+
+def test_callbacks_of_other_packages_may_be_there_twice():
+    twice = [ModelCheckpoint(), ModelCheckpoint(monitor="reward")]
+    assert newest(twice) == twice

@@ -10,7 +10,8 @@ from trace_pl.commands.make_base.architecture import build_model
 from trace_pl.commands.make_base.encoded_transcripts import Encoder, similar_lengths
 from trace_pl.commands.make_base.training import BaseRecipe, make_transcripts, weighted_loss
 from trace_pl.commands.make_base.transcripts import UNKNOWN, Demonstrator, Noise
-from trace_pl.models.loading import BUILT_IN_BASE, load_model, load_tokenizer
+from trace_pl.models.loading import load_model, load_tokenizer
+from trace_pl.models.names import BUILT_IN_BASE
 from trace_pl.rollout.chat.answer_formats import AnswerTags
 from trace_pl.rollout.chat.call_formats import HermesFormat
 from trace_pl.tasks.closed_web.task import ClosedWebTask, web_browser

@@ -9,7 +9,8 @@ from transformers.utils.logging import tqdm
 
 from callbacks.run_summary import render_summary
 from trace_pl.commands.shell import program
-from trace_pl.models.loading import BUILT_IN_BASE, _bar_after, load_model
+from trace_pl.models.loading import _bar_after, load_model
+from trace_pl.models.names import BUILT_IN_BASE
 
 
 @pytest.fixture

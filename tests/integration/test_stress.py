@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from trace_pl.engines.vllm.engine import VLLMEngine
-from trace_pl.models.loading import BUILT_IN_BASE, load_model, load_tokenizer, resolve_model
+from trace_pl.models.loading import load_model, load_tokenizer
 from trace_pl.models.logprobs import sampled_logprobs
+from trace_pl.models.names import BUILT_IN_BASE, resolve_model
 from trace_pl.rollout.agent import AgentLoop
 from trace_pl.rollout.chat.call_formats import HermesFormat
 from trace_pl.rollout.chat.template import ChatTemplate

@@ -8,7 +8,8 @@ import pytest
 import torch
 from cli_runner import run_cli
 
-from trace_pl.models.loading import BUILT_IN_BASE, load_model
+from trace_pl.models.loading import load_model
+from trace_pl.models.names import BUILT_IN_BASE
 from trace_pl.tasks.closed_web.task import ClosedWebTask
 
 ROOT = Path(__file__).parents[2]

@@ -5,8 +5,10 @@ import lightning
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from trace_pl.errors import ConfigError
+from trace_pl.training import run_folder as run_folders
 from trace_pl.training.run_folder import (
     claim_folders,
     continue_run,
@@ -199,16 +201,18 @@ def test_a_table_goes_on_where_it_stopped(tmp_path, recwarn):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["metrics.csv"]
 
 
-def test_a_table_is_not_lost_if_its_logger_cannot_begin(tmp_path, monkeypatch):
-    logger = CSVLogger(tmp_path, name="", version="a")
-    table = folder_of(logger) / "metrics.csv"
-    table.parent.mkdir(parents=True)
+def test_a_table_stays_where_it_is_while_its_logger_begins(tmp_path, monkeypatch):
+    table = tmp_path / "a" / "metrics.csv"
+    table.parent.mkdir()
     table.write_text("step\n1\n")
+    found = []
 
-    def fail(self):
-        raise OSError("disk full")
+    class Watched(ExperimentWriter):
+        def __init__(self, log_dir):
+            super().__init__(log_dir)
+            found.append((table.read_text(), [each.name for each in table.parent.iterdir()]))
 
-    monkeypatch.setattr(CSVLogger, "experiment", property(fail))
-    with pytest.raises(OSError, match="disk full"):
-        open_tables([logger])
+    monkeypatch.setattr(run_folders, "ExperimentWriter", Watched)
+    open_tables([CSVLogger(tmp_path, name="", version="a")])
+    assert found == [("step\n1\n", ["metrics.csv"])]
     assert table.read_text() == "step\n1\n"

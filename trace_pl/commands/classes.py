@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from trace_pl.commands.configs import shipped_folder
-from trace_pl.privates import get_protocol_members, implements_protocol, is_protocol
+from trace_pl.privates import implements_protocol, is_protocol
 
 _OWN = ("trace_pl", "callbacks")
 _WORDS: dict[Any, str] = {
@@ -66,12 +66,6 @@ class Base:
         except (NameError, TypeError):  # of a name that is known to type checkers only
             return False
 
-    def is_meant(self, candidate: type) -> bool:
-        """Whether a class was written for this protocol, and not only has a method of that name."""
-        names = set(get_protocol_members(self.kind))
-        own = [each for each in candidate.__mro__ if is_own(each.__module__)]
-        return self.takes(candidate) and any(names & vars(each).keys() for each in own)
-
     @property
     def is_class(self) -> bool:
         """Whether the base itself can be made, as a dataclass of settings can."""
@@ -117,8 +111,6 @@ def known_classes(bases: list[Base]) -> list[str]:
         is_alone = is_protocol(base.kind) or not base.kind.__subclasses__()
         found |= {base.kind} if is_alone and base.is_class else set()
         found |= set(_subclasses(base.kind))
-        if is_protocol(base.kind):
-            found |= {each for each in _own_classes() if base.is_meant(each)}
     paths = {public_path(each) for each in found if _is_public(each)}
     return sorted(paths, key=lambda path: (not is_own(path), path))
 
@@ -203,12 +195,6 @@ def _subclasses(kind: type) -> Iterator[type]:
     for each in children:
         yield each
         yield from _subclasses(each)
-
-
-def _own_classes() -> Iterator[type]:
-    for name, module in list(sys.modules.items()):
-        if name.split(".")[0] in _OWN:
-            yield from (each for each in list(vars(module).values()) if isinstance(each, type))
 
 
 def _is_public(kind: type) -> bool:

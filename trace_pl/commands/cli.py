@@ -8,9 +8,10 @@ from typing import Any
 import lightning
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.cli import ArgsType, LightningArgumentParser, LightningCLI
 
+from trace_pl.commands.classes import is_own
 from trace_pl.commands.configs import config_files, with_config_paths
 from trace_pl.commands.explain import ExplainedParser, explain
 from trace_pl.commands.parser import core
@@ -154,9 +155,10 @@ class TraceCLI(LightningCLI):
         config = self.config_init[self.subcommand] if self.subcommand else self.config_init
         asked = config["trainer"]
         kwargs.setdefault("plugins", [*_listed(asked["plugins"]), CheckpointFiles()])
+        callbacks = newest(_listed(asked["callbacks"]))
         if asked["enable_checkpointing"] is False:  # Lightning refuses it beside the callback
-            callbacks = _listed(asked["callbacks"])
-            kwargs["callbacks"] = [c for c in callbacks if not isinstance(c, ModelCheckpoint)]
+            callbacks = [c for c in callbacks if not isinstance(c, ModelCheckpoint)]
+        kwargs.setdefault("callbacks", callbacks)
         named = config["resume_changes"] or ""
         self.save_config_kwargs = {"named": named.replace(" ", "").split(",")}
         return super().instantiate_trainer(**kwargs)
@@ -166,6 +168,16 @@ def _listed(value: Any) -> list[Any]:  # noqa: ANN401  (none, one, or a list of 
     if value is None:
         return []
     return value if isinstance(value, list) else [value]
+
+
+def newest(callbacks: list[Callback]) -> list[Callback]:
+    """Return callbacks without those of the project that are given again, with other settings.
+
+    So `--trainer.callbacks+=callbacks.HealthMonitor --trainer.callbacks.patience 5` changes the
+    one of a config. Classes of others may be meant to be there twice.
+    """
+    last = {type(each): each for each in callbacks}
+    return [c for c in callbacks if last[type(c)] is c or not is_own(type(c).__module__)]
 
 
 def run_lightning(arguments: list[str]) -> None:

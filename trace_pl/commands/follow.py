@@ -185,12 +185,9 @@ class Follower:
                 why = one_line(error) if is_told else with_place(error)
                 fault = f", which cannot be imported ({why})"
         else:
-            if "." not in str(path) and all(base.is_protocol for base in bases):
-                fault = " alone"  # the parser knows implementers by their path and nothing else
-            elif any(base.takes(kind) or base.may_make(kind) for base in bases):
+            if any(base.takes(kind) or base.may_make(kind) for base in bases):
                 return kind
-            else:
-                fault = f", which is no {kinds}"
+            fault = f", which is no {kinds}"
         choices = known_classes(bases)
         if any(is_own(base.kind.__module__) for base in bases):
             choices = [choice for choice in choices if is_own(choice)]

@@ -31,7 +31,8 @@ from trace_pl.models.checkpoint import (
     read_meta,
     write_meta,
 )
-from trace_pl.models.loading import model_on_meta, renew_rotary, resolve_model
+from trace_pl.models.loading import model_on_meta, renew_rotary
+from trace_pl.models.names import find_model
 
 _TRAINED = StateDictOptions(ignore_frozen_params=True, cpu_offload=True, strict=False)
 
@@ -162,7 +163,7 @@ class ShardedStrategy(ModelParallelStrategy):
         device = torch.device("cpu") if on_cpu else self.root_device
         model.to_empty(device=device)
         renew_rotary(model, self.root_device)
-        files = ModelFiles(resolve_model(name))
+        files = ModelFiles(find_model(name))
         try:
             load_shards(model, files)
         finally:

@@ -20,34 +20,8 @@ from transformers.utils.logging import set_tqdm_hook
 
 from trace_pl.errors import ConfigError, one_line
 from trace_pl.models.checkpoint import read_checkpoint
+from trace_pl.models.names import find_model
 from trace_pl.models.packed_attention import PACKED, require_packed_attention
-
-BUILT_IN_BASE = "closed-web-base"
-"""Name of the tiny model that ships with the package."""
-
-
-def resolve_model(name: str) -> str:
-    """Return a local folder or hub id for a model name, checked without touching a network.
-
-    Raises:
-        ConfigError: if a path does not exist or holds no model.
-    """
-    if name == BUILT_IN_BASE:
-        return str(Path(__file__).parents[1] / "tasks" / "closed_web" / "base")
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigError(
-                f"Expected a Hugging Face model folder at '{name}', got one without config.json."
-            )
-        return str(path)
-    looks_like_hub_id = name.count("/") == 1 and not name.startswith((".", "/", "~"))
-    if looks_like_hub_id:
-        return name
-    raise ConfigError(
-        f"Expected a model folder, a hub id 'owner/name' or '{BUILT_IN_BASE}', got '{name}', which "
-        "does not exist. Set `model_name` to one of these."
-    )
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
@@ -56,8 +30,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: if it cannot be loaded.
     """
+    path = find_model(name)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(resolve_model(name))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"Expected a tokenizer beside model '{name}', got: {one_line(error)}"
@@ -71,7 +46,7 @@ def load_end_ids(name: str) -> frozenset[int]:
     Raises:
         ConfigError: if neither can be read.
     """
-    path = resolve_model(name)
+    path = find_model(name)
     try:
         try:
             found = GenerationConfig.from_pretrained(path).eos_token_id
@@ -92,10 +67,11 @@ def load_model(name: str, dtype: str = "float32") -> PreTrainedModel:
     Raises:
         ConfigError: if it cannot be loaded, or has layers that packed attention cannot serve.
     """
+    path = find_model(name)
     try:
         with _bar_after(seconds=5):
             model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-                resolve_model(name), dtype=getattr(torch, dtype), attn_implementation=PACKED
+                path, dtype=getattr(torch, dtype), attn_implementation=PACKED
             )
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -127,8 +103,9 @@ def model_on_meta(name: str) -> PreTrainedModel:
     Raises:
         ConfigError: if its config cannot be read, or it cannot read packed rows.
     """
+    path = find_model(name)
     try:
-        config = AutoConfig.from_pretrained(resolve_model(name), attn_implementation=PACKED)
+        config = AutoConfig.from_pretrained(path, attn_implementation=PACKED)
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except (OSError, ValueError) as error:

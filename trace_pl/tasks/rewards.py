@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from trace_pl.errors import ConfigError
+from trace_pl.rollout.grading import Reward
 from trace_pl.tasks.matching import exact_match
 from trace_pl.types import Grade, Question, Turn
 
 
-class ExactMatchReward:
+class ExactMatchReward(Reward):
     """1 if the answer equals a gold answer after normalising, else 0; right is what equals.
 
     Args:

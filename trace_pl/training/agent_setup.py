@@ -9,7 +9,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 
 from trace_pl.engines.protocol import RolloutEngine
 from trace_pl.errors import ConfigError
-from trace_pl.models.loading import BUILT_IN_BASE, load_end_ids, load_tokenizer, resolve_model
+from trace_pl.models.loading import load_end_ids, load_tokenizer
+from trace_pl.models.names import BUILT_IN_BASE, find_model
 from trace_pl.rollout.agent import AgentLoop, prompt_of
 from trace_pl.rollout.chat.answer_formats import AnswerFormat
 from trace_pl.rollout.chat.call_check import check_calls
@@ -102,7 +103,7 @@ class AgentSetup:
             ConfigError: if an engine that shares this process should run ahead, or it cannot read
                 as much as a rollout may hold.
         """
-        engine = make_engine(resolve_model(self.model_name))
+        engine = make_engine(find_model(self.model_name))
         if runs_ahead and not engine.runs_apart:
             engine.close()
             raise ConfigError(

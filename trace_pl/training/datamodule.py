@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from trace_pl.errors import ConfigError
-from trace_pl.models.loading import BUILT_IN_BASE
+from trace_pl.models.names import BUILT_IN_BASE
 from trace_pl.rollout.chat.answer_formats import AnswerFormat, AnswerTags
 from trace_pl.rollout.chat.call_formats import HermesFormat, ToolCallFormat
 from trace_pl.rollout.chat.template import ChatTemplate

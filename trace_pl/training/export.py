@@ -19,7 +19,8 @@ from trace_pl.files import folder_beside
 from trace_pl.models.adapters import LoRA, base_tensors, merged_tensors
 from trace_pl.models.checkpoint import read_checkpoint
 from trace_pl.models.folder import write_model
-from trace_pl.models.loading import load_tokenizer, model_on_meta, resolve_model
+from trace_pl.models.loading import load_tokenizer, model_on_meta
+from trace_pl.models.names import find_model
 from trace_pl.models.weights import Named, cast, checkpoint_tensors, model_tensors
 from trace_pl.privates import num_bytes
 
@@ -65,7 +66,7 @@ def export(
     model_name = saved["model_name"]
     model = model_on_meta(model_name)
     with suppress(OSError):  # not every model has one
-        model.generation_config = GenerationConfig.from_pretrained(resolve_model(model_name))
+        model.generation_config = GenerationConfig.from_pretrained(find_model(model_name))
     number_format = None if dtype is None else getattr(torch, dtype)
     with _new_folder(output) as folder:
         state = saved["state_dict"]
@@ -133,7 +134,7 @@ def _trained(model: PreTrainedModel, state: Mapping[str, Tensor], source: str) -
 
 def _base(model: PreTrainedModel, name: str) -> Named:
     """Yield the weights that an adapted model of a name was loaded with."""
-    files = ModelFiles(resolve_model(name))
+    files = ModelFiles(find_model(name))
     missing = {name for name, _ in base_tensors(model)}
     try:
         for name, tensor in model_tensors(model, files.named()):

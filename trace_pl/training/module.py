@@ -20,8 +20,8 @@ from trace_pl.errors import ConfigError, one_line
 from trace_pl.losses import LossInputs, PolicyLoss, TokenClip
 from trace_pl.models.adapters import LoRA
 from trace_pl.models.experts import Experts, RouterWatch, routers
-from trace_pl.models.loading import BUILT_IN_BASE
 from trace_pl.models.logprobs import sampled_logprobs
+from trace_pl.models.names import BUILT_IN_BASE
 from trace_pl.training.buffer import RolloutBuffer
 from trace_pl.training.datamodule import data_module
 from trace_pl.training.metrics import EpochMetrics

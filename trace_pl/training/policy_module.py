@@ -20,13 +20,8 @@ from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import CreditError
 from trace_pl.models.adapters import LoRA, adapter_off
 from trace_pl.models.checkpoint import require_same
-from trace_pl.models.loading import (
-    BUILT_IN_BASE,
-    check_reference,
-    has_own_reference,
-    load_model,
-    load_reference,
-)
+from trace_pl.models.loading import check_reference, has_own_reference, load_model, load_reference
+from trace_pl.models.names import BUILT_IN_BASE
 from trace_pl.models.weights import pushable_tensors
 
 Dtype = Literal["float32", "bfloat16"]

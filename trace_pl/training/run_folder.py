@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import warnings
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 
@@ -17,7 +15,7 @@ from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from trace_pl.errors import ConfigError
-from trace_pl.privates import has_version, set_version
+from trace_pl.privates import has_version, set_version, set_writer
 
 FolderLogger = TensorBoardLogger | CSVLogger
 """Loggers that put each run into a numbered folder below ``root_dir``."""
@@ -122,29 +120,23 @@ def _make_all(folders: Sequence[Path]) -> bool:
 
 
 def open_tables(loggers: Sequence[Logger]) -> None:
-    """Let CSV loggers begin; Lightning's would delete the table of a run that is resumed."""
+    """Let CSV loggers begin; Lightning's would delete the table of a run that is resumed.
+
+    Its writer deletes what it finds where it is made, so it is made in an empty folder.
+    """
     for logger in loggers:
         if isinstance(logger, CSVLogger):
-            path = folder_of(logger) / ExperimentWriter.NAME_METRICS_FILE
-            with _put_aside(path):
-                warnings.filterwarnings("ignore", "Experiment logs directory")
-                writer = logger.experiment
-            if path.is_file():
-                with path.open(encoding="utf-8") as file:
+            folder = folder_of(logger)
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory() as empty:
+                writer = ExperimentWriter(empty)
+            writer.log_dir = str(folder)
+            writer.metrics_file_path = str(folder / writer.NAME_METRICS_FILE)
+            table = Path(writer.metrics_file_path)
+            if table.is_file():
+                with table.open(encoding="utf-8") as file:
                     writer.metrics_keys = file.readline().strip().split(",")
-
-
-@contextmanager
-def _put_aside(path: Path) -> Iterator[None]:
-    aside = path.with_name(f".{path.name}.kept")
-    if path.is_file():  # else it may lie aside, if a process was killed just then
-        os.replace(path, aside)
-    try:
-        with warnings.catch_warnings():
-            yield
-    finally:
-        if aside.is_file():
-            os.replace(aside, path)
+            set_writer(logger, writer)
 
 
 # --- resumed runs ---------------------------------------------------------------------------

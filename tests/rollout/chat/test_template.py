@@ -11,7 +11,8 @@ from scripted import SCHEMA
 
 from trace_pl.engines.transformers import HFEngine
 from trace_pl.errors import ConfigError, CreditError
-from trace_pl.models.loading import BUILT_IN_BASE, load_end_ids, load_tokenizer, resolve_model
+from trace_pl.models.loading import load_end_ids, load_tokenizer
+from trace_pl.models.names import BUILT_IN_BASE, resolve_model
 from trace_pl.rollout.chat.answer_formats import AnswerTags, BoxedAnswer
 from trace_pl.rollout.chat.template import ChatTemplate
 from trace_pl.rollout.chat.template_check import check_template

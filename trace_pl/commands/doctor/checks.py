@@ -21,8 +21,8 @@ from trace_pl.commands.doctor.ranks import ranks
 from trace_pl.engines.protocol import Completion, GenerationRequest
 from trace_pl.models.checkpoint import CheckpointFiles
 from trace_pl.models.experts import routers
-from trace_pl.models.loading import resolve_model
 from trace_pl.models.logprobs import sampled_logprobs
+from trace_pl.models.names import find_model
 from trace_pl.probes import Branch, ProbeRequest
 from trace_pl.scoring import BranchedScorer, PrefixScorer
 
@@ -70,7 +70,7 @@ def engine_start(patient: Patient) -> str:
     patient.engine = patient.data.make_engine(patient.folder)
     seconds = perf_counter() - start
     layers = patient.policy.config.get_text_config().num_hidden_layers
-    is_whole = patient.folder == resolve_model(patient.module.model_name)
+    is_whole = patient.folder == find_model(patient.module.model_name)
     origin = "the model itself" if is_whole else "random weights"
     name = type(patient.engine).__name__
     return f"{name} in {seconds:.1f} s, {layers} layers ({origin})"

@@ -16,7 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from trace_pl.commands.cli import TraceCLI
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.engines.protocol import RolloutEngine
-from trace_pl.models.loading import load_model, load_tokenizer, resolve_model
+from trace_pl.models.loading import load_model, load_tokenizer
+from trace_pl.models.names import find_model
 from trace_pl.models.weights import policy_tensors
 from trace_pl.training.datamodule import RolloutDataModule
 from trace_pl.training.module import TraceModule
@@ -84,10 +85,10 @@ class Patient:
     @cached_property
     def folder(self) -> str:
         """The model as both sides load it: the configured one, or its first layers made anew."""
-        config = AutoConfig.from_pretrained(resolve_model(self.module.model_name))
+        config = AutoConfig.from_pretrained(find_model(self.module.model_name))
         text = config.get_text_config()
         if text.num_hidden_layers <= self.layers:
-            return resolve_model(self.module.model_name)
+            return find_model(self.module.model_name)
         text.num_hidden_layers = self.layers
         if getattr(text, "layer_types", None):
             text.layer_types = text.layer_types[: self.layers]

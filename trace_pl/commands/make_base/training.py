@@ -30,7 +30,7 @@ from trace_pl.commands.make_base.recipe import BaseRecipe
 from trace_pl.commands.make_base.tokenizer import END, START, TAGS, train_tokenizer
 from trace_pl.commands.make_base.transcripts import Demonstrator, Noise, Transcript
 from trace_pl.files import folder_beside
-from trace_pl.models.loading import BUILT_IN_BASE
+from trace_pl.models.names import BUILT_IN_BASE
 from trace_pl.tasks.closed_web.task import web_browser
 from trace_pl.tasks.closed_web.world import KINDS, ClosedWeb
 

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from trace_pl.errors import ConfigError, one_line
 from trace_pl.models.adapters import LoRA
-from trace_pl.models.loading import resolve_model
+from trace_pl.models.names import find_model, resolve_model
 from trace_pl.models.packed_attention import PACKED, require_packed_attention
 
 KNOWN_MODELS = Path(__file__).parent / "models"
@@ -140,10 +140,10 @@ def read_config(name: str) -> PreTrainedConfig:
     Raises:
         ConfigError: if there is none.
     """
-    path = resolve_model(name)
-    known = KNOWN_MODELS / path
+    known = KNOWN_MODELS / resolve_model(name)
+    path = known if known.is_dir() else find_model(name)
     try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(known if known.is_dir() else path)
+        config: PreTrainedConfig = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"Expected the config.json of a model at '{name}', got: {one_line(error)} Set "

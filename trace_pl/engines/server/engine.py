@@ -28,7 +28,7 @@ from trace_pl.engines.server.pending import PendingRequests
 from trace_pl.engines.server.weight_files import WeightFiles
 from trace_pl.engines.vllm.setup import require_memory, sampling_parameters
 from trace_pl.errors import RolloutError, ServerError
-from trace_pl.models.loading import resolve_model
+from trace_pl.models.names import resolve_model
 
 _GIB = 2**30
 _STEP_S = 0.05  # how long a step waits if nothing has finished

@@ -25,7 +25,7 @@ from trace_pl.engines.vllm.setup import import_vllm, sampling_parameters, start_
 from trace_pl.engines.vllm.sleep import Sleeper
 from trace_pl.engines.vllm.weights import load_weights, weight_differences
 from trace_pl.errors import ConfigError, RolloutError
-from trace_pl.models.loading import resolve_model
+from trace_pl.models.names import resolve_model
 
 logger = logging.getLogger(__name__)
 
