@@ -13,11 +13,13 @@ import torch
 from builders import group
 from lightning.pytorch.callbacks import Callback
 from processes import leave
+from random_models import VOCAB
 from torch import distributed
 from torch.utils.data import DataLoader
 
 from trace_pl.credit.pipeline import CreditReport
 from trace_pl.distributed.strategy import ShardedStrategy
+from trace_pl.models import head
 from trace_pl.models.adapters import LoRA
 from trace_pl.probes import Branch, ProbeRequest
 from trace_pl.scoring import BranchedScorer
@@ -158,7 +160,11 @@ def run(
 
 
 def main(jobs, output):
-    """Run the jobs of a file and write what the first rank found to another."""
+    """Run the jobs of a file and write what the first rank found to another.
+
+    The vocabulary head runs on two tokens at a time, where one process alone reads all at once.
+    """
+    head.most_logit_bytes = lambda device_type: 2 * 4 * VOCAB
     found = {name: run(**job) for name, job in json.loads(Path(jobs).read_text()).items()}
     if int(os.environ.get("RANK", 0)) == 0:
         Path(output).write_text(json.dumps(found))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trace_pl.commands.plan.shapes import ModelShape
 from trace_pl.commands.plan.token_bytes import forward_bytes, training_bytes
-from trace_pl.models.head import LOGIT_BYTES
+from trace_pl.models.head import most_logit_bytes
 from trace_pl.scoring.layout import BLOCK_TOKENS
 
 _LOGIT = 4
@@ -32,6 +32,7 @@ def training_passes(
     num_predicted: int,
     has_checkpointing: bool,
     is_autocast: bool = False,
+    device_type: str = "cuda",
 ) -> Passes:
     """Return what one training forward and backward hold.
 
@@ -44,16 +45,25 @@ def training_passes(
         num_predicted: Tokens whose log-prob is taken.
         has_checkpointing: Whether layers keep only their input.
         is_autocast: Whether float32 parameters and sums are cast to ``b`` bytes on use.
+        device_type: Where it runs, which sets the size of a chunk of logits.
     """
     token = training_bytes(shape.blueprint, b, has_checkpointing, is_autocast).of(shape.layers)
-    rows = max(1, LOGIT_BYTES // (_LOGIT * shape.vocab))
+    rows = chunk_rows(shape, device_type)
+    is_chunked = num_predicted > rows
     chunk = _LOGIT * min(num_predicted, rows) * shape.vocab
-    # Beside an adapter the head is frozen, and what it read is not needed.
-    read_by_head = 0 if shape.counts.adapter else num_predicted * b * shape.hidden
-    kept = tokens * token.saved + read_by_head
+    # Beside an adapter the head is frozen, and what it read is needed for its chunks alone.
+    is_needed = is_chunked or not shape.counts.adapter
+    read_by_head = num_predicted * b * shape.hidden
+    kept = tokens * token.saved + is_needed * read_by_head
     # One chunk is kept as it is, several are computed again.
-    kept_logits = chunk if num_predicted <= rows else 0
-    return Passes(kept + kept_logits, max(tokens * token.peak, kept + _ALIVE_CHUNKS * chunk))
+    kept_logits = 0 if is_chunked else chunk
+    in_head = kept + _ALIVE_CHUNKS * chunk + is_chunked * read_by_head
+    return Passes(kept + kept_logits, max(tokens * token.peak, in_head))
+
+
+def chunk_rows(shape: ModelShape, device_type: str = "cuda") -> int:
+    """Return the tokens whose logits make one chunk."""
+    return max(1, most_logit_bytes(device_type) // (_LOGIT * shape.vocab))
 
 
 def scoring_pass(

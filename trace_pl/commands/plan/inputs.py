@@ -164,6 +164,11 @@ class PlannedRun:
         return max(self.training.tokens_per_forward, self.work.tokens)
 
     @property
+    def predicted_tokens(self) -> int:
+        """Tokens of the largest training forward whose log-probs are taken."""
+        return self.forward_tokens * self.work.sampled_tokens // self.work.tokens
+
+    @property
     def scored_tokens(self) -> int:
         """Tokens of the largest scoring forward, branches included."""
         return max(self.training.scorer_tokens, self.work.tokens + self.work.branch_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from trace_pl.commands.plan.activations import exchanged, scoring_pass, training_passes
+from trace_pl.commands.plan.activations import chunk_rows, exchanged, scoring_pass, training_passes
 from trace_pl.commands.plan.inputs import GIB, Engine, PlannedRun
 from trace_pl.commands.plan.shapes import ModelShape
 from trace_pl.commands.plan.token_bytes import forward_bytes
@@ -64,12 +64,11 @@ def memory_of(run: PlannedRun) -> Memory:
 def activations_of(run: PlannedRun) -> float:
     """Return the bytes of the larger of an update's and a scoring forward."""
     shape, b = run.shape, run.sharding.param_bytes
-    sampled = run.forward_tokens * run.work.sampled_tokens // run.work.tokens
     update = training_passes(
         shape,
         b,
         run.forward_tokens,
-        sampled,
+        run.predicted_tokens,
         run.training.has_checkpointing,
         run.sharding.is_autocast,
     ).peak
@@ -85,14 +84,16 @@ def buffers_of(run: PlannedRun) -> float:
     """Return the bytes that pass between parameters, gradients and other ranks.
 
     A gradient is computed beside the sum that it is added to, so the largest tensor counts once
-    more. Sharded, the layer in use and the next one lie whole in the type of the computation, and
-    what is outside the layers from forward to backward. The gradient of a layer, or of one tensor
-    outside, lies whole and once more in float32 to be averaged.
+    more; the head's, of several chunks of tokens, is summed up in float32 before. Sharded, the
+    layer in use and the next one lie whole in the type of the computation, and what is outside the
+    layers from forward to backward. The gradient of a layer, or of one tensor outside, lies whole
+    and once more in float32 to be averaged.
     """
     shape, sharding = run.shape, run.sharding
     trains_all = shape.trained > shape.counts.adapter
     if sharding.kind != "sharded":
-        largest = shape.head * sharding.master_bytes if trains_all else 0
+        has_chunks = run.predicted_tokens > chunk_rows(shape)
+        largest = shape.head * (sharding.master_bytes + 4 * has_chunks) if trains_all else 0
         buckets = shape.trained * sharding.master_bytes if sharding.has_buckets else 0
         casts = shape.cast * sharding.param_bytes if sharding.is_autocast else 0
         return largest + buckets + casts
