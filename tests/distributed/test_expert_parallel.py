@@ -1,6 +1,7 @@
 """What cannot be dealt is refused before anything is loaded."""
 
 import pytest
+from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from random_models import make_qwen3, make_qwen3_moe
 from torch import distributed
 from torch.distributed.device_mesh import init_device_mesh
@@ -36,4 +37,16 @@ def test_ranks_of_one_copy_are_divided_evenly(size):
     strategy = ShardedStrategy(shard_size=4, expert_parallel_size=size)
     strategy.parallel_devices = ["cpu"] * 8
     with pytest.raises(ConfigError, match=rf"expert_parallel_size .* \(4\), got {size}"):
+        strategy.mesh_shape()
+
+
+def test_a_mesh_of_other_ranks_than_were_started_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    strategy = ShardedStrategy(shard_size=2)
+    strategy.parallel_devices = ["cpu"] * 2
+    strategy.cluster_environment = TorchElasticEnvironment()
+    strategy.num_nodes = 2
+    assert strategy.mesh_shape() == (2, 2)
+    strategy.num_nodes = 1
+    with pytest.raises(ConfigError, match=r"of the 4 ranks that were started, got 2 x 1\. Correct"):
         strategy.mesh_shape()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -88,10 +89,11 @@ class ShardedStrategy(ModelParallelStrategy):
         """Return the numbers of replicas, and of ranks that share each.
 
         Raises:
-            ConfigError: if the ranks cannot be divided into groups of ``shard_size``, or these
-                into groups of ``expert_parallel_size``.
+            ConfigError: if other ranks were started, or they cannot be divided into groups of
+                ``shard_size``, or these into groups of ``expert_parallel_size``.
         """
         world_size = self.num_nodes * self.num_processes
+        self._require_started(world_size)
         size = self.shard_size or world_size
         if size < 1 or world_size % size:
             raise ConfigError(
@@ -105,6 +107,18 @@ class ShardedStrategy(ModelParallelStrategy):
                 f"copy of the model ({size}), got {experts}."
             )
         return world_size // size, size
+
+    def _require_started(self, world_size: int) -> None:
+        """Refuse other ranks than torchrun or Slurm started, which Lightning would not notice."""
+        environment = self.cluster_environment
+        if environment is None or isinstance(environment, LightningEnvironment):
+            return  # Lightning starts the ranks itself
+        if environment.world_size() != world_size:
+            raise ConfigError(
+                f"Expected trainer.devices x trainer.num_nodes of the {environment.world_size()} "
+                f"ranks that were started, got {self.num_processes} x {self.num_nodes}. Correct "
+                "these settings, or start as many ranks."
+            )
 
     @property
     def mesh(self) -> DeviceMesh:
