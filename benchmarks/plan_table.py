@@ -24,7 +24,7 @@ from trace_pl.files import write_atomically
 ROOT = Path(__file__).parents[1]
 H100 = "--gpus 8 --gpu-memory 80"
 H200 = "--gpus 8 --gpu-memory 141 --memory-tb-s 4.8"
-FOUR_NODES = "--gpus 32 --gpu-memory 141 --memory-tb-s 4.8 --engine-gpus 32"
+FOUR_NODES = "--gpus 32 --gpu-memory 141 --memory-tb-s 4.8 --engine-gpus 32 --engine-servers 8"
 DENSE, MIXTURE = "--config configs/qwen3_4b.yaml", "--config configs/qwen3_30b_a3b.yaml"
 OFFLOAD = "--config configs/strategy/fsdp_offload.yaml"
 EXPERTS = "--config configs/strategy/expert_parallel.yaml"

@@ -1,6 +1,7 @@
 """A weight push as tensors, or through files: saving the policy and loading it into the engine.
 
 A new engine that loads the files is timed as well: what is left where a running one cannot load.
+So is the way through files to a server, in bfloat16, one file after the other, without the server.
 
 Each model runs in a process of its own with a real vLLM; before every push all weights change, and
 after it log-probs of a fixed prompt are compared on both sides. The peak of a push is how much the
@@ -23,9 +24,11 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+import safetensors.torch
 import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from trace_pl.engines.server.weight_files import WeightFiles
 from trace_pl.engines.vllm.engine import VLLMEngine
 from trace_pl.models.loading import load_model
 from trace_pl.models.names import BUILT_IN_BASE, resolve_model
@@ -70,6 +73,16 @@ def change(policy: PreTrainedModel) -> None:
     with torch.no_grad():
         for parameter in policy.parameters():
             parameter.mul_(1.0 + 0.02 * (torch.rand(1) - 0.5))
+
+
+def files_gb_s(policy: PreTrainedModel) -> float:
+    """Return GB/s of bfloat16 weights that are written to files, read and parsed as servers do."""
+    size = sum(p.numel() * 2 for _, p in policy_tensors(policy))
+    with tempfile.TemporaryDirectory() as folder:
+        start = perf_counter()
+        for path in WeightFiles().write(policy_tensors(policy), Path(folder), torch.bfloat16):
+            safetensors.torch.load(path.read_bytes())
+        return size / (perf_counter() - start) / 1e9
 
 
 def measure(folder: str, rounds: int) -> dict[str, Any]:
@@ -126,6 +139,7 @@ def measure(folder: str, rounds: int) -> dict[str, Any]:
         "push_mib_above": round(max(peaks["push"])),
         "copied_push_mib_above": round(max(peaks["listed"])),
         "parity_nats": max(parity),
+        "files_gb_s": round(median(files_gb_s(policy) for _ in range(rounds)), 2),
         **{f"{way}_s": round(value, 4) for way, value in best.items()},
     }
 

@@ -14,6 +14,9 @@ from trace_pl.errors import ConfigError, RolloutError
 
 FinishReason = Literal["stop", "length"]
 
+PREFILL_TOKENS = 8192
+"""Most tokens that one step of vLLM on a GPU reads, prompts and sampled ones together."""
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
@@ -79,8 +82,14 @@ class EngineNeeds:
     """Share of a GPU's memory for weights and cache together."""
     tensor_parallel_size: int = 1
     """GPUs that hold one copy of the weights between them."""
+    prefill_tokens: int = PREFILL_TOKENS
+    """Most tokens that one step reads, whose forward takes memory beside the cache."""
     has_own_gpus: bool = False
     """Whether it computes on GPUs that the trainer does not use."""
+    num_servers: int = 1
+    """Servers that share the GPUs of its own evenly."""
+    pushes_files: bool = False
+    """Whether weights are written to files and read from there."""
     caches_full_length: bool = False
     """Whether the cache holds every sequence at full length, whatever is in it."""
 

@@ -92,20 +92,23 @@ class _ChunkedLogprobs(torch.autograd.Function):
         chunks = zip(*(x.split(ctx.rows) for x in (*ctx.saved_tensors, gradient_M)), strict=True)
         trained = _trained(ctx.head)
         sums = [torch.zeros_like(p, dtype=_sum_dtype(p)) for p in trained]
-        with ctx.precision():
-            of_hidden = [_chunk_gradient(ctx.head, sums, *chunk) for chunk in chunks]
+        of_hidden = [_chunk_gradient(ctx, sums, *chunk) for chunk in chunks]
         of_head = [total.to(p.dtype) for total, p in zip(sums, trained, strict=True)]
         return None, None, torch.cat(of_hidden), None, *of_head
 
 
 def _chunk_gradient(
-    head: nn.Module, sums: list[Tensor], hidden_MD: Tensor, targets_M: Tensor, gradient_M: Tensor
+    ctx: Any,  # noqa: ANN401
+    sums: list[Tensor],
+    hidden_MD: Tensor,
+    targets_M: Tensor,
+    gradient_M: Tensor,
 ) -> Tensor:
     """Return the gradient of a chunk's hidden states, and add those of the head to sums."""
     leaf_MD = hidden_MD.detach().requires_grad_()
-    with torch.enable_grad():
-        logprobs_M = _logprobs(head, leaf_MD, targets_M)
-    found, *parts = torch.autograd.grad(logprobs_M, (leaf_MD, *_trained(head)), gradient_M)
+    with torch.enable_grad(), ctx.precision():
+        logprobs_M = _logprobs(ctx.head, leaf_MD, targets_M)
+    found, *parts = torch.autograd.grad(logprobs_M, (leaf_MD, *_trained(ctx.head)), gradient_M)
     for total, part in zip(sums, parts, strict=True):
         total += part
     return found

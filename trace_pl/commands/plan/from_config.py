@@ -53,15 +53,11 @@ def run_from_config(
     shape = read_shape(model["model_name"], adapter)
     sharding = _sharding(config["trainer"], _BYTES[model["dtype"]], given, shape.experts)
     needs = engine_needs(config["data"]["engine"])
-    engine = _engine(needs, shape)
-    own_gpus = given.engine_gpus
-    if own_gpus is None:
-        own_gpus = sharding.world if needs.has_own_gpus else 0
     return PlannedRun(
         shape,
         sharding,
         _training(config, sharding),
-        replace(engine, own_gpus=own_gpus),
+        _engine(needs, shape, given, sharding.world),
         _workload(config["data"], given),
         device or Device(),
     )
@@ -197,14 +193,26 @@ def engine_needs(slot: Any) -> EngineNeeds:  # noqa: ANN401  (a path, or a names
     return says.needs(_settings(slot))
 
 
-def _engine(needs: EngineNeeds, shape: ModelShape) -> Engine:
+def _engine(needs: EngineNeeds, shape: ModelShape, given: Assumptions, world: int) -> Engine:
+    own_gpus = given.engine_gpus
+    if own_gpus is None:
+        own_gpus = world if needs.has_own_gpus else 0
+    servers = given.engine_servers or needs.num_servers
+    if own_gpus % servers:
+        raise ConfigError(
+            f"Expected GPUs of the engine's own that {servers} servers share evenly, got "
+            f"{own_gpus}. Change --engine-gpus or --engine-servers."
+        )
     made = Engine(
         param_bytes=_BYTES[needs.dtype],
         kv_cache_gib=needs.kv_cache_gib,
         share=needs.gpu_memory_utilization,
         max_model_len=needs.max_model_len,
         max_num_seqs=needs.max_num_seqs,
-        gpus_of_one=needs.tensor_parallel_size,
+        prefill_tokens=needs.prefill_tokens,
+        gpus_of_one=own_gpus // servers or needs.tensor_parallel_size,
+        own_gpus=own_gpus,
+        pushes_files=needs.pushes_files,
     )
     if needs.caches_full_length:
         tokens = made.max_num_seqs * made.max_model_len

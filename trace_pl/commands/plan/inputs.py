@@ -78,10 +78,14 @@ class Engine:
     """Share of a GPU's memory for weights and cache together."""
     max_model_len: int = 4096
     max_num_seqs: int = 128
+    prefill_tokens: int = 8192
+    """Most tokens that one step reads."""
     gpus_of_one: int = 1
     """GPUs that hold one copy of the engine's weights between them."""
     own_gpus: int = 0
     """GPUs that only the engine uses; 0 if it shares those of the trainer."""
+    pushes_files: bool = False
+    """Whether weights are written to files and read from there."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,9 @@ class Device:
     """Bandwidth to a GPU of another node in GB/s."""
     host_gb_s: float = 25.0
     """Bandwidth to main memory in GB/s."""
+    file_gb_s: float = 0.4
+    """Weights that are written to a file, read and parsed again, one after the other, in GB/s: what
+    `benchmarks/weight_push.py` measured on a local disk; a shared one may be slower."""
     utilisation: float = 0.3
     """Share of the peak that matrix products reach."""
     bandwidth_utilisation: float = 0.5
@@ -138,6 +145,8 @@ class Assumptions:
     engine_gpus: int | None = None
     """GPUs that only the engine uses; None shares the trainer's where the engine runs in process,
     and takes as many again where it does not."""
+    engine_servers: int | None = None
+    """Servers that share those GPUs evenly; None takes one for each of `urls`."""
     tokens_per_trajectory: int | None = None
     sampled_tokens: int | None = None
     """Tokens of a trajectory that the policy sampled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
 from trace_pl.commands.plan.activations import chunk_rows, exchanged, scoring_pass, training_passes
 from trace_pl.commands.plan.inputs import GIB, Engine, PlannedRun
@@ -11,8 +12,6 @@ from trace_pl.commands.plan.token_bytes import forward_bytes
 
 _SHARE_OF_OWN_GPUS = 0.9
 """What vLLM takes of a GPU unless it is told otherwise."""
-_TOKENS_AT_A_TIME = 8192
-"""Tokens of the forward that vLLM measures before it takes the rest for its cache."""
 
 
 @dataclass(frozen=True)
@@ -106,28 +105,32 @@ def buffers_of(run: PlannedRun) -> float:
 
 
 def kv_bytes_per_token(shape: ModelShape, engine: Engine) -> int:
-    """Return the bytes of keys and values of one token in all layers."""
-    return 2 * shape.layers * shape.kv_heads * shape.head_dim * engine.param_bytes
+    """Return the bytes of keys and values of one token in all layers, on one GPU of an engine.
+
+    Heads are divided among the GPUs; where there are more GPUs than heads, each holds one.
+    """
+    heads = ceil(shape.kv_heads / engine.gpus_of_one)
+    return 2 * shape.layers * heads * shape.head_dim * engine.param_bytes
+
+
+def cached_tokens(run: PlannedRun) -> float:
+    """Return how many tokens one engine's cache holds."""
+    _, cache = _engine_memory(run)
+    return cache / kv_bytes_per_token(run.shape, run.engine)
 
 
 def cached_sequences(run: PlannedRun) -> float:
     """Return how many sequences of full length one engine's cache holds."""
-    engine = run.engine
-    _, cache = _engine_memory(run)
-    per_sequence = kv_bytes_per_token(run.shape, engine) * engine.max_model_len
-    return cache * _gpus_of_one(engine) / per_sequence
+    return cached_tokens(run) / run.engine.max_model_len
 
 
 def _engine_memory(run: PlannedRun) -> tuple[float, float]:
     """Return the bytes of weights and of cache on one GPU of the engine."""
     engine = run.engine
-    weights = run.shape.base * engine.param_bytes / _gpus_of_one(engine)
+    weights = run.shape.base * engine.param_bytes / engine.gpus_of_one
     if engine.kv_cache_gib is not None and not engine.own_gpus:
         return weights, engine.kv_cache_gib * GIB
     share = _SHARE_OF_OWN_GPUS if engine.own_gpus else engine.share
-    working = _TOKENS_AT_A_TIME * forward_bytes(run.shape.blueprint, engine.param_bytes)
+    # vLLM measures its largest forward before it takes the rest for its cache.
+    working = engine.prefill_tokens * forward_bytes(run.shape.blueprint, engine.param_bytes)
     return weights, max(0.0, share * run.device.gpu_memory * GIB - weights - working)
-
-
-def _gpus_of_one(engine: Engine) -> int:
-    return engine.own_gpus or engine.gpus_of_one

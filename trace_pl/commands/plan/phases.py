@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from trace_pl.commands.plan.flops import forward_flops, weights_read
 from trace_pl.commands.plan.inputs import PlannedRun
-from trace_pl.commands.plan.memory import cached_sequences, kv_bytes_per_token
+from trace_pl.commands.plan.memory import kv_bytes_per_token
+from trace_pl.commands.plan.rollouts import rollouts_of_one, turns_of
 from trace_pl.commands.plan.traffic import (
+    GIGA,
     TERA,
     Transfer,
     among_ranks,
@@ -20,6 +22,8 @@ from trace_pl.commands.plan.traffic import (
     reached,
     update_traffic,
 )
+
+_LIMITS = ("compute", "memory", "link", "files")
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,17 @@ class PhaseCost:
     compute_s: float
     memory_s: float
     link_s: float
+    files_s: float = 0.0
 
     @property
     def seconds(self) -> float:
-        """Transfers to other ranks overlap with arithmetic; own memory does not."""
-        return self.memory_s + max(self.compute_s, self.link_s)
+        """Transfers to other ranks overlap with arithmetic; own memory and files do not."""
+        return self.memory_s + self.files_s + max(self.compute_s, self.link_s)
 
     @property
     def limit(self) -> str:
         """What takes longest."""
-        parts = {"compute": self.compute_s, "memory": self.memory_s, "link": self.link_s}
+        parts = {name: getattr(self, f"{name}_s") for name in _LIMITS}
         return max(parts, key=parts.__getitem__)
 
 
@@ -57,31 +62,40 @@ def phases_of(run: PlannedRun) -> tuple[PhaseCost, ...]:
 
 
 def push_phase(run: PlannedRun) -> PhaseCost:
-    """Return one copy of the policy's weights into the engine: read, sent and written."""
+    """Return one copy of the policy's weights into the engine: read, sent and written.
+
+    On their way through files, one file is written and read at a time.
+    """
     held = run.shape.base * run.engine.param_bytes
     share = 1.0 if run.engine.own_gpus else others(run.sharding.shard)
     sent = among_ranks(run, held * share, run.sharding.shard)
-    return _phase(run, "weight push", read=2 * held, sent=sent)
+    files_s = held / (run.device.file_gb_s * GIGA) if run.engine.pushes_files else 0.0
+    return replace(_phase(run, "weight push", read=2 * held, sent=sent), files_s=files_s)
 
 
 def rollout_phase(run: PlannedRun) -> PhaseCost:
-    """Return the sampling of all rollouts: every token read once, the sampled ones one by one."""
+    """Return the sampling of all rollouts: every token read once, the sampled ones one by one.
+
+    Prefixes that the cache had no room for are read again.
+    """
     work, engine, shape = run.work, run.engine, run.shape
-    gpus = engine.own_gpus or run.sharding.world
-    gpus_of_one = engine.own_gpus or engine.gpus_of_one
-    rollouts_of_one = work.trajectories * gpus_of_one / gpus
-    cached = cached_sequences(run) * engine.max_model_len / work.tokens
-    concurrent = max(1.0, min(rollouts_of_one, engine.max_num_seqs, cached))
-    steps = work.sampled_tokens * rollouts_of_one / concurrent
-    weights = weights_read(shape, concurrent) * engine.param_bytes
-    cache = concurrent * work.tokens / 2 * kv_bytes_per_token(shape, engine)
-    row = forward_flops(shape, work.tokens, work.sampled_tokens, work.tokens)
+    turns = turns_of(run)
+    sampled = work.sampled_tokens / len(turns)  # of a turn
+    read = 0.0
+    flops = forward_flops(shape, work.tokens, work.sampled_tokens, work.tokens)
+    for turn in turns:
+        weights = weights_read(shape, turn.concurrent) * engine.param_bytes / engine.gpus_of_one
+        cache = turn.length * kv_bytes_per_token(shape, engine)
+        read += sampled * (weights / turn.concurrent + cache)
+        if turn.is_evicted:
+            flops += forward_flops(shape, turn.prefix, 0, turn.prefix)
+    rollouts = rollouts_of_one(run)
     return _phase(
         run,
         "rollout",
-        flops=row * work.trajectories / gpus,
+        flops=flops * rollouts / engine.gpus_of_one,
         number_bytes=engine.param_bytes,
-        read=steps * (weights + cache) / gpus_of_one,
+        read=read * rollouts,
     )
 
 

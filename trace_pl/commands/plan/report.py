@@ -8,6 +8,7 @@ from trace_pl.commands.plan.inputs import GIB, PlannedRun
 from trace_pl.commands.plan.memory import Memory, cached_sequences, kv_bytes_per_token, memory_of
 from trace_pl.commands.plan.phases import phases_of
 from trace_pl.commands.plan.remedies import combination, fits, has_room, remedies
+from trace_pl.commands.plan.rollouts import num_evicted, rollouts_of_one
 from trace_pl.commands.plan.traffic import GIGA, TERA
 
 
@@ -29,16 +30,27 @@ def memory_table(run: PlannedRun) -> str:
     free = capacity - memory.total / GIB
     verdict = f"fits, {free:.1f} free" if free >= 0 else f"DOES NOT FIT, {-free:.1f} too much"
     lines.append(f"{'total':<18}{memory.total / GIB:>8.2f}  of {capacity:g}: {verdict}")
-    sequences = cached_sequences(run)
-    where = f" on {run.engine.own_gpus} GPUs of its own" if run.engine.own_gpus else ""
-    cache = (
-        f"The engine{where} keeps {sequences:.1f} sequences of {run.engine.max_model_len} tokens"
-    )
-    lines.append(cache + ("." if sequences >= 1.0 else ": TOO FEW to run."))
+    lines.append(_cache_line(run))
+    evicted = num_evicted(run)
+    if evicted:
+        lines.append(
+            f"It gets {rollouts_of_one(run):g} at a time, so prefixes leave the cache: those of "
+            f"{evicted} of {run.work.turns + 1} responses are read again."
+        )
     if run.sharding.reference_on_cpu and run.training.has_reference:
         held = run.shape.base * run.sharding.reference_bytes / run.sharding.shard / GIB
         lines.append(f"The reference takes {held:.1f} GiB of main memory for each GPU.")
     return "\n".join(lines)
+
+
+def _cache_line(run: PlannedRun) -> str:
+    engine, sequences = run.engine, cached_sequences(run)
+    count = engine.own_gpus // engine.gpus_of_one
+    who = "The engine" if count < 2 else f"Each of {count} engines"
+    if engine.own_gpus:
+        who += f" on {engine.own_gpus} GPUs of {'its' if count < 2 else 'their'} own"
+    held = f"{who} keeps {sequences:.1f} sequences of {engine.max_model_len} tokens"
+    return held + ("." if sequences >= 1.0 else ": TOO FEW to run.")
 
 
 def phase_table(run: PlannedRun) -> str:
@@ -70,7 +82,7 @@ def advice(run: PlannedRun) -> str:
     lines = []
     if cached_sequences(run) < 1.0:
         engine = run.engine
-        least = kv_bytes_per_token(run.shape, engine) * engine.max_model_len / engine.gpus_of_one
+        least = kv_bytes_per_token(run.shape, engine) * engine.max_model_len
         lines.append(
             f"One sequence of {engine.max_model_len} tokens takes {least / GIB:.2f} GiB of cache: "
             "raise data.engine.init_args.kv_cache_gib (or gpu_memory_utilization), or lower "

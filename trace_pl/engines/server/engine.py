@@ -7,9 +7,10 @@ import math
 import shutil
 import uuid
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch import Tensor
 from trace_pl.distributed.leader import from_leader, has_other_ranks, is_leader
 from trace_pl.engines.protocol import (
     Completion,
+    EngineNeeds,
     GenerationRequest,
     RolloutEngine,
     SamplingSettings,
@@ -133,6 +135,17 @@ class ServerEngine(RolloutEngine):
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def needs(cls, settings: Mapping[str, Any]) -> EngineNeeds:
+        """Return what servers take; a child computes on the GPU of its trainer."""
+        urls = settings.get("urls") or []
+        return replace(
+            super().needs(settings),
+            has_own_gpus=bool(urls),
+            num_servers=max(1, len(urls)),
+            pushes_files=True,
+        )
 
     # --- sampling ---------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from types import ModuleType
 
+from trace_pl.engines.protocol import PREFILL_TOKENS
 from trace_pl.engines.vllm.setup import cpu_settings, import_vllm, register_model_class
 from trace_pl.errors import TraceError
 
@@ -32,6 +33,7 @@ _SERVE = [
     "--generation-config=vllm",  # a model's folder has no say in how the policy samples
     "--logprobs-mode=processed_logprobs",
     "--enable-prefix-caching",
+    f"--max-num-batched-tokens={PREFILL_TOKENS}",
     "--disable-log-stats",
     "--disable-uvicorn-access-log",
     "--uvicorn-log-level=warning",

@@ -15,7 +15,12 @@ import torch
 from torch import distributed
 
 from trace_pl.distributed.leader import has_other_ranks
-from trace_pl.engines.protocol import GenerationRequest, SamplingSettings, stream_seed
+from trace_pl.engines.protocol import (
+    PREFILL_TOKENS,
+    GenerationRequest,
+    SamplingSettings,
+    stream_seed,
+)
 from trace_pl.errors import ConfigError
 
 _GIB = 2**30
@@ -67,6 +72,8 @@ def start_vllm(
     Raises:
         ConfigError: if model and cache do not fit.
     """
+    # vLLM's own default of an engine in process is a quarter of that of its server.
+    settings |= {"max_num_batched_tokens": PREFILL_TOKENS}
     if is_cpu:
         settings |= cpu_settings(max_model_len)
     if kv_cache_gib is not None:
