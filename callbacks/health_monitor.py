@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 
 from callbacks.alarm import Alarm
 from callbacks.learning_alarms import (
-    TOLERANCE,
+    LIMIT,
     ConstantCredit,
     ParityDrift,
     SurprisalCollapse,
@@ -46,7 +46,8 @@ class HealthMonitor(Callback):
         max_cut: Share of rollouts that end at a token limit.
         min_surprisal: Surprisal of sampled tokens, as a share of that of the first epochs.
         min_tool_turns: Tool turns of a rollout, as a share of those of the first epochs.
-        max_parity: Difference of engine and trainer, as a share of ``data.parity_tolerance``.
+        max_parity: Difference of engine and trainer after a push (mean, 99th percentile, largest),
+            as a share of its limit.
 
     Raises:
         ConfigError: if a number of epochs is below 1, or a share not within 0 and 1.
@@ -137,8 +138,9 @@ class HealthMonitor(Callback):
         metrics = trainer.callback_metrics
         tags = (tag for alarm in self.alarms for tag in alarm.tags if tag in metrics)
         data = data_module(trainer)
+        limits = {} if data.parity is None else data.parity.limits.by_tag()
         return {
-            TOLERANCE: data.parity_tolerance,
+            **{LIMIT.format(tag=tag): nats for tag, nats in limits.items()},
             EXPECTED: float(data.epoch_plan.questions_per_epoch * data.epoch_plan.group_size),
             **{tag: float(metrics[tag]) for tag in tags},
         }

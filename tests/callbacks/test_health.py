@@ -7,7 +7,7 @@ from scripted_epochs import fit, make_data
 
 from callbacks import HealthMonitor
 from callbacks.learning_alarms import (
-    TOLERANCE,
+    LIMIT,
     ConstantCredit,
     ParityDrift,
     SurprisalCollapse,
@@ -23,6 +23,7 @@ from callbacks.rollout_alarms import (
     ToolErrors,
 )
 from trace_pl.errors import ConfigError
+from trace_pl.rollout.parity_limits import HIGH, LARGEST, MEAN
 from trace_pl.types import ToolResult
 
 LENGTH, TRAJECTORY = "rollout/stop/length", "rollout/stop/max_tokens"
@@ -35,6 +36,14 @@ SURE = ("loss/surprisal", "rollout/success")
 def epochs(tags, *rows):
     """Return a history with one row of values for each epoch."""
     return [dict(zip(tags, row, strict=True)) for row in rows]
+
+
+def parity(*rows, limits=(1.0, 0.1, 0.5)):
+    """Return a history of largest, mean and high differences with their limits."""
+    tags = (LARGEST, MEAN, HIGH)
+    return epochs(
+        (*tags, *(LIMIT.format(tag=tag) for tag in tags)), *((*row, *limits) for row in rows)
+    )
 
 
 ANSWERS = ("rollout/answer_rate", "rollout/count", LENGTH)
@@ -127,9 +136,16 @@ FLAT = ("rollout/zero_variance_groups", "rollout/success", "rollout/answer_rate"
         ),
         (
             ParityDrift(2),
-            epochs(("weights/parity_nats", TOLERANCE), (0.13, 0.25), (0.2, 0.25)),
-            ("0.2 nats", "50% of data.parity_tolerance (0.25)", "data.engine.init_args.dtype"),
+            parity((0.13, 0.0, 0.0), (0.2, 0.0, 0.0), limits=(0.25, 0.25, 0.25)),
+            ("0.2 nats at most", "50% of the limit (0.25)", "data.engine.init_args.dtype"),
         ),
+        (
+            ParityDrift(1),
+            parity((0.4, 0.06, 0.3)),
+            ("0.06 nats on average", "the limit (0.1)", "data.parity_tolerance"),
+        ),
+        (ParityDrift(1), parity((0.4, 0.01, 0.3)), ("0.3 nats in the 99th percentile",)),
+        (ParityDrift(1), parity((1.4, 0.01, 0.1)), ("1.4 nats at most", "the limit (1)")),
     ],
 )
 def test_a_series_sets_off_its_alarm(alarm, history, words):
@@ -159,7 +175,7 @@ def test_a_series_sets_off_its_alarm(alarm, history, words):
         (ConstantCredit(1), epochs(CREDIT, (0.0, 0.0, 0.0, -1.0))),  # no turns, no credit
         (ConstantCredit(1), epochs(CREDIT, (0.0, 0.0, 2.0, 0.0))),  # callbacks.NoProber
         (ConstantCredit(1), epochs((TURNS,), (2.0,))),  # outcome-only
-        (ParityDrift(2), epochs(("weights/parity_nats", TOLERANCE), (0.2, 0.25), (0.1, 0.25))),
+        (ParityDrift(2), parity((0.2, 0.1, 0.2), (0.4, 0.01, 0.2))),
     ],
 )
 def test_a_series_leaves_its_alarm_off(alarm, history):
@@ -168,12 +184,13 @@ def test_a_series_leaves_its_alarm_off(alarm, history):
 
 @pytest.mark.parametrize("alarm", HealthMonitor().alarms, ids=lambda alarm: alarm.name)
 def test_an_alarm_without_its_metrics_stays_off(alarm):
-    assert alarm.message([{TOLERANCE: 1e-3}] * 20) is None
+    limits = {LIMIT.format(tag=tag): 1e-3 for tag in (LARGEST, MEAN, HIGH)}
+    assert alarm.message([limits] * 20) is None
 
 
 def test_the_monitor_reads_what_the_alarms_read():
     tags = {tag for alarm in HealthMonitor().alarms for tag in alarm.tags}
-    assert {"rollout/count", "loss/surprisal", "weights/parity_nats", *CREDIT} <= tags
+    assert {"rollout/count", "loss/surprisal", "weights/parity_nats", MEAN, HIGH, *CREDIT} <= tags
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import processes
 import pytest
+import torch
 from cli_runner import run_cli
 from random_models import make_qwen3, make_qwen3_moe
 
@@ -53,11 +54,37 @@ def test_an_engine_that_forgets_a_push_is_found_and_the_other_checks_go_on(capsy
 
 
 def test_parity_beyond_the_runs_tolerance_is_told_with_what_to_change(capsys):
-    assert run_cli("doctor", HF, *SMALL, "--data.engine.dtype=bfloat16") == 1
+    half = "--data.engine.dtype=bfloat16"
+    assert run_cli("doctor", HF, *SMALL, half, "--data.parity_tolerance=1e-3") == 1
     status, told = rows(capsys)["weight push"]
     assert status == "FAILED"
-    assert "beyond data.parity_tolerance" in told
+    assert "limits are those of data.parity_tolerance" in told
     assert "number format" in told
+
+
+def test_an_engine_in_half_precision_passes(capsys):
+    assert run_cli("doctor", HF, *SMALL, "--data.engine.dtype=bfloat16") == 0
+    assert "parity mean 0.0" in rows(capsys)["weight push"][1]
+
+
+class HalfStaleEngine(HFEngine):
+    """Computes in half precision, and keeps one small weight as it was."""
+
+    def push_weights(self, named_tensors, version):
+        kept = self._model.model.layers[1].self_attn.q_norm.weight
+        before = kept.clone()
+        super().push_weights(named_tensors, version)
+        if version > 1:
+            with torch.no_grad():
+                kept.copy_(before)
+
+
+def test_a_weight_that_half_precision_hides_is_found_by_itself(capsys):
+    engine = f"--data.engine={__name__}.HalfStaleEngine"
+    assert run_cli("doctor", engine, *SMALL, "--data.engine.dtype=bfloat16") == 1
+    status, told = rows(capsys)["changed weights"]
+    assert status == "FAILED"
+    assert "1 of 24 weights were not taken: model.layers.1.self_attn.q_norm.weight." in told
 
 
 def test_an_engine_that_cannot_start_leaves_the_trainers_checks(capsys):
@@ -75,10 +102,7 @@ def test_a_deep_model_is_examined_by_its_first_layers(
     make, experts, capsys, tmp_path, tiny_model_dir
 ):
     folder = folder_of(make(num_hidden_layers=5, vocab_size=512), tmp_path / "deep", tiny_model_dir)
-    tolerance = "--data.parity_tolerance=0.01"
-    assert (
-        run_cli("doctor", HF, *SMALL, f"--model.model_name={folder}", "--layers=2", tolerance) == 0
-    )
+    assert run_cli("doctor", HF, *SMALL, f"--model.model_name={folder}", "--layers=2") == 0
     found = rows(capsys)
     assert "2 layers (random weights)" in found["engine starts"][1]
     assert experts in found["experts"][1]

@@ -56,13 +56,16 @@ def test_a_push_of_an_adapter_keeps_no_merged_copy(tied):
             yield name, tensor
 
     engine.push_weights(watched(), version=1)
-    assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
+    assert check_parity(engine, policy, PROMPT).max_abs_diff < 1e-4
     assert 0 < most <= total / 2  # two layers
 
 
 # --- wrong pushes ----------------------------------------------------------------------------
 
-DAMAGED = ["embed_tokens", "k_proj", "o_proj", "up_proj", "down_proj", "q_norm", "model.norm"]
+DAMAGED = (
+    "embed_tokens", "input_layernorm", "q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm",
+    "post_attention_layernorm", "gate_proj", "up_proj", "down_proj", "model.norm",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("part", DAMAGED)
@@ -73,7 +76,7 @@ def test_a_failed_parity_names_the_weight_that_is_wrong(tied, part):
     pushed = ((n, t + 0.5 if n == wrong else t) for n, t in policy_tensors(policy))
     engine.push_weights(pushed, version=1)
     with pytest.raises(WeightSyncError) as error:
-        check_parity(engine, policy, PROMPT, tolerance=1e-4)
+        check_parity(engine, policy, PROMPT)
     assert f"differ most: '{wrong}' by 0.5" in str(error.value)
 
 
@@ -82,7 +85,7 @@ def test_transformers_names_it_as_well(tied):
     engine, policy = HFEngine(folder), load_model(folder)
     perturb(policy, 1, "layers.1.self_attn.v_proj")
     with pytest.raises(WeightSyncError, match=r"most: 'model\.layers\.1\.self_attn\.v_proj"):
-        check_parity(engine, policy, PROMPT, tolerance=1e-4)
+        check_parity(engine, policy, PROMPT)
 
 
 def is_head(module):
@@ -99,7 +102,7 @@ def test_a_head_that_was_left_behind_is_named(tied, monkeypatch):
     monkeypatch.setattr(weights, "pack", lambda m: is_head(m) or pack(m))
     engine.push_weights(policy_tensors(policy), version=2)
     with pytest.raises(WeightSyncError, match=r"most: 'lm_head\.weight' by .*'[^']*' by 0,"):
-        check_parity(engine, policy, PROMPT, tolerance=1e-4)
+        check_parity(engine, policy, PROMPT)
 
 
 # --- sleep -----------------------------------------------------------------------------------
@@ -144,7 +147,7 @@ def test_weights_wake_before_the_push_and_the_cache_after_it(tied, sleeper):
     engine.push_weights(policy_tensors(policy), version=3)
     awake = ["wake_up ['weights']", "collective_rpc", "wake_up ['kv_cache']", "reset_prefix_cache"]
     assert calls == awake
-    assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
+    assert check_parity(engine, policy, PROMPT).max_abs_diff < 1e-4
 
 
 def test_sleep_that_frees_nothing_is_an_error(tied, sleeper):

@@ -53,14 +53,14 @@ def test_pushes_again_and_again_leave_the_trainers_weights(started):
     engine, folder = started
     policy = load_model(folder)
     engine.push_weights(policy_tensors(policy), version=0)
-    assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
+    assert check_parity(engine, policy, PROMPT).max_abs_diff < 1e-4
     parts = ["", "mlp.gate.", "experts", ""] if "moe" in folder else ["", "", "mlp"]
     for version, part in enumerate(parts, start=1):
         perturb(policy, version, part)
         with pytest.raises(WeightSyncError):
-            check_parity(engine, policy, PROMPT, tolerance=1e-4)
+            check_parity(engine, policy, PROMPT)
         engine.push_weights(policy_tensors(policy), version)
-        assert check_parity(engine, policy, PROMPT, tolerance=1e-4).max_abs_diff < 1e-4
+        assert check_parity(engine, policy, PROMPT).max_abs_diff < 1e-4
         assert engine.version == version
 
 
@@ -75,5 +75,5 @@ def test_a_wrong_router_is_named_and_wrong_experts_are_owned_up_to(started):
         pushed = ((n, 2 * t if part in n else t) for n, t in policy_tensors(policy))
         engine.push_weights(pushed, version=1)
         with pytest.raises(WeightSyncError) as error:
-            check_parity(engine, policy, PROMPT, tolerance=1e-4)
+            check_parity(engine, policy, PROMPT)
         assert said in str(error.value)

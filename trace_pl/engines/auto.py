@@ -77,6 +77,7 @@ class AutoEngine(RolloutEngine):
             seed=seed,
         )
         """The engine that does the work."""
+        self.dtype = self.engine.dtype
 
     @property
     def version(self) -> int:  # type: ignore[override]

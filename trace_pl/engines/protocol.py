@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from trace_pl.errors import ConfigError, RolloutError
@@ -113,6 +114,8 @@ class RolloutEngine(ABC):
     runs_apart: bool = False
     """Whether it computes in a process of its own, so that a thread can drive it while the trainer
     trains."""
+    dtype: torch.dtype = torch.float32
+    """Number format in which it computes; the check after a push allows for it."""
 
     @classmethod
     def needs(cls, settings: Mapping[str, Any]) -> EngineNeeds:

@@ -74,6 +74,7 @@ class HFEngine(RolloutEngine):
         device = "cuda" if torch.cuda.is_available() else "cpu"
         self._model = load_model(model, dtype).eval().requires_grad_(False)
         torch.nn.Module.to(self._model, device)
+        self.dtype = self._model.dtype
         # Penalties and the like that a model's folder asks for are no part of the policy.
         self._model.generation_config = GenerationConfig()
         self._waiting: list[GenerationRequest] = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.agent import AgentLoop
-from trace_pl.rollout.parity import check_parity
+from trace_pl.rollout.parity import PROMPT, ParityReport, check_parity
 from trace_pl.rollout.progress import RolloutBar, RolloutCounts
 from trace_pl.types import Question, RolloutGroup
 
@@ -22,14 +22,15 @@ class Collector:
 
     Args:
         loop: the agent loop.
-        parity_tolerance: largest allowed difference between engine and trainer, in nats.
+        parity_tolerance: largest allowed difference between engine and trainer, in nats; None
+            derives limits, see :func:`check_parity`.
     """
 
-    def __init__(self, loop: AgentLoop, parity_tolerance: float) -> None:
+    def __init__(self, loop: AgentLoop, parity_tolerance: float | None) -> None:
         self.loop = loop
         self.parity_tolerance = parity_tolerance
-        self.parity = 0.0
-        """Largest difference after the last push, in nats."""
+        self.parity: ParityReport | None = None
+        """How far engine and trainer were apart after the last push."""
         self._threads = ThreadPoolExecutor(1, "rollouts")
         self._ahead: Future[Groups] | None = None
         self._stop = Event()
@@ -38,19 +39,16 @@ class Collector:
         """Copy the policy into the engine and prove that both agree.
 
         Raises:
-            WeightSyncError: if log-probs of a fixed prompt differ beyond the tolerance.
+            WeightSyncError: if log-probs of a fixed prompt differ beyond the limits.
         """
         self.wait()
         engine = self.loop.engine
         if engine.version == module.policy_version:
             return
         engine.push_weights(module.policy_tensors(), version=module.policy_version)
-        prompt = self.loop.template.prompt_ids(
-            self.loop.system_prompt, "Which page states the answer?"
-        )
-        self.parity = check_parity(
-            engine, module.policy, prompt, self.parity_tolerance
-        ).max_abs_diff
+        prompt = self.loop.template.prompt_ids(self.loop.system_prompt, PROMPT)
+        prompt = prompt[: engine.max_model_len - 1]  # the engine adds a token to what it reads
+        self.parity = check_parity(engine, module.policy, prompt, self.parity_tolerance)
 
     def collect(
         self, questions: Sequence[Question], group_size: int, what: str, enough: int | None = None

@@ -91,7 +91,9 @@ class CreditAssigner(Callback):
                 "time/credit_s": torch.tensor(time.perf_counter() - start),
             }
         )
-        metrics.largest("weights/parity_nats", torch.tensor(data.parity))
+        if data.parity is not None:
+            for tag, nats in data.parity.by_tag().items():
+                metrics.largest(tag, torch.tensor(nats))
         metrics.log(pl_module)
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, CreditObserver):

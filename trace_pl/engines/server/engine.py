@@ -95,6 +95,8 @@ class ServerEngine(RolloutEngine):
             temperature, top_p, torch.initial_seed() if seed is None else seed
         )
         self.version = -1
+        # vLLM's "auto" is bfloat16 or float16, whatever the model's files hold.
+        self.dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
         self._dtype = None if dtype == "auto" else getattr(torch, dtype)
         arguments = [
             resolve_model(model),

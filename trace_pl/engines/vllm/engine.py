@@ -110,6 +110,7 @@ class VLLMEngine(RolloutEngine):
                 enable_sleep_mode=sleep_while_training and not self._is_cpu,
                 enable_return_routed_experts=record_experts,
             )
+        self.dtype = self._engine.model_config.dtype
         self._owns_group = torch.distributed.is_initialized() and not had_group
         self._sleeper = Sleeper(self._engine) if sleep_while_training and not self._is_cpu else None
         if sleep_while_training and self._is_cpu:
