@@ -1,8 +1,9 @@
 r"""Runs ablations on the built-in closed web over several seeds, paired, and compares them.
 
-Each variant is the file of that name in configs/ablations ("trace" is no file: the default). All
-variants of a seed share base model, random state and order of questions. Finished runs are kept, so
-an interrupted call goes on where it stopped. Writes a table and a figure and prints one JSON line.
+Each variant is the file of that name in configs/ablations or configs/methods ("trace" is no file:
+the default). All variants of a seed share base model, random state and order of questions. Finished
+runs are kept, so an interrupted call goes on where it stopped. Writes a table and a figure and
+prints one JSON line.
 
     python benchmarks/credit_ablation.py --seeds 8 --first-seed 200 --jobs 2 --threads 1 \
         --variants grpo trace raw_delta linear_gap num_steps_1 shuffled
@@ -50,14 +51,27 @@ class Curve:
     """Mean share of groups without any outcome signal."""
 
 
+def overlays(variant: str) -> list[Path]:
+    """Return the file of a variant; "trace" has none.
+
+    Raises:
+        SystemExit: if no file has that name.
+    """
+    if variant == "trace":
+        return []
+    found = [ROOT / "configs" / room / f"{variant}.yaml" for room in ("ablations", "methods")]
+    if not any(path.is_file() for path in found):
+        raise SystemExit(f"Expected 'trace' or a file of configs/ablations or /methods: {variant}.")
+    return [path for path in found if path.is_file()]
+
+
 def train(arguments: argparse.Namespace, variant: str, seed: int) -> Path:
     """Train one variant with one seed unless that was done, and return the run's folder."""
     folder: Path = arguments.runs / variant / f"seed_{seed}"
     if (folder / "summary.json").is_file():
         return folder
     command = [sys.executable, "-m", "trace_pl", "fit"]
-    overlay = ROOT / "configs" / "ablations" / f"{variant}.yaml"
-    configs = [*arguments.config, *([str(overlay)] if variant != "trace" else [])]
+    configs = [*arguments.config, *map(str, overlays(variant))]
     command += [part for path in configs for part in ("--config", path)]
     command += [f"--seed_everything={seed}", f"--data.seed={seed}"]
     logger = "--trainer.logger.init_args"

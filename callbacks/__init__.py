@@ -1,7 +1,15 @@
 """What a run's config picks by name: the stages of credit assignment, and monitors of a run."""
 
 from callbacks.anchors import GiGPOAnchor, OutcomeOnly, TraceAnchor
-from callbacks.backups import KStepTD, MonteCarlo, ShuffledKStepTD
+from callbacks.backups import KStepTD, MonteCarlo, PositiveGain, ReturnToGo
+from callbacks.controls import EvidenceProber, FlippedCredit, NoisyCredit, ShuffledCredit
+from callbacks.group_anchors import (
+    A2TGPOAnchor,
+    AnswerLikelihood,
+    IGPOAnchor,
+    ReadinessBaseline,
+    TurnwiseAnchor,
+)
 from callbacks.health_monitor import HealthMonitor
 from callbacks.probers import FrozenReferenceProber, NoProber, PolicyProber
 from callbacks.rollout_samples import RolloutSamples
@@ -11,21 +19,31 @@ from callbacks.segmenters import FixedTokenSegmenter, ReasoningSegmenter, ToolCa
 from callbacks.value_curve import ValueCurve
 
 __all__ = [
+    "A2TGPOAnchor",
+    "AnswerLikelihood",
+    "EvidenceProber",
     "FixedTokenSegmenter",
+    "FlippedCredit",
     "FrozenReferenceProber",
     "GiGPOAnchor",
     "HealthMonitor",
+    "IGPOAnchor",
     "KStepTD",
     "MonteCarlo",
     "NoProber",
+    "NoisyCredit",
     "OutcomeOnly",
     "PolicyProber",
+    "PositiveGain",
+    "ReadinessBaseline",
     "ReasoningSegmenter",
+    "ReturnToGo",
     "RolloutSamples",
     "RolloutWriter",
     "RunSummary",
-    "ShuffledKStepTD",
+    "ShuffledCredit",
     "ToolCallSegmenter",
     "TraceAnchor",
+    "TurnwiseAnchor",
     "ValueCurve",
 ]

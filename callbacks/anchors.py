@@ -20,7 +20,7 @@ from trace_pl.credit.outcomes import OutcomeBaseline, StandardisedOutcome
 from trace_pl.credit.stages import Anchor
 from trace_pl.credit.td import check_backup_settings
 from trace_pl.errors import ConfigError
-from trace_pl.types import Boundaries, RolloutGroup, TokenAdvantages, TurnCredit
+from trace_pl.types import Boundaries, ProbeValues, RolloutGroup, TokenAdvantages, TurnCredit
 
 
 class TraceAnchor(Anchor):
@@ -49,9 +49,9 @@ class TraceAnchor(Anchor):
         outcome: OutcomeBaseline | None = None,
         train_equal_groups: bool = True,
     ) -> None:
-        _require_weight("outcome_weight", outcome_weight)
-        _require_weight("turn_weight", turn_weight)
-        _require_weight("terminal_scale", terminal_scale)
+        require_weight("outcome_weight", outcome_weight)
+        require_weight("turn_weight", turn_weight)
+        require_weight("terminal_scale", terminal_scale)
         self.outcome_weight = outcome_weight
         self.turn_weight = turn_weight
         self.terminal_scale = terminal_scale
@@ -62,6 +62,7 @@ class TraceAnchor(Anchor):
         self,
         group: RolloutGroup,
         boundaries: Sequence[Boundaries],
+        values: Sequence[ProbeValues],
         credits: Sequence[TurnCredit],
     ) -> list[TokenAdvantages]:
         """Return the token advantages of one group; see ``Anchor.anchor``."""
@@ -74,7 +75,7 @@ class TraceAnchor(Anchor):
             for credit, outcome in zip(credits, outcomes.tolist(), strict=True)
         ]
         turn_weight = self.turn_weight if is_trained else 0.0
-        return _spread(group, boundaries, turn_rewards, outcomes, self.outcome_weight, turn_weight)
+        return spread(group, boundaries, turn_rewards, outcomes, self.outcome_weight, turn_weight)
 
 
 class OutcomeOnly(Anchor):
@@ -91,7 +92,7 @@ class OutcomeOnly(Anchor):
     needs_turn_credit: ClassVar[bool] = False
 
     def __init__(self, outcome_weight: float = 1.0, outcome: OutcomeBaseline | None = None) -> None:
-        _require_weight("outcome_weight", outcome_weight)
+        require_weight("outcome_weight", outcome_weight)
         self.outcome_weight = outcome_weight
         self.outcome: OutcomeBaseline = outcome or StandardisedOutcome()
 
@@ -99,12 +100,13 @@ class OutcomeOnly(Anchor):
         self,
         group: RolloutGroup,
         boundaries: Sequence[Boundaries],
+        values: Sequence[ProbeValues],
         credits: Sequence[TurnCredit],
     ) -> list[TokenAdvantages]:
         """Return the token advantages of one group; see ``Anchor.anchor``."""
         no_rewards = [torch.zeros(ends.num_turns) for ends in boundaries]
         outcomes = self.outcome(group.rewards)
-        return _spread(group, boundaries, no_rewards, outcomes, self.outcome_weight, 0.0)
+        return spread(group, boundaries, no_rewards, outcomes, self.outcome_weight, 0.0)
 
 
 class GiGPOAnchor(Anchor):
@@ -134,8 +136,8 @@ class GiGPOAnchor(Anchor):
         match: StateMatch | None = None,
         outcome: OutcomeBaseline | None = None,
     ) -> None:
-        _require_weight("outcome_weight", outcome_weight)
-        _require_weight("step_weight", step_weight)
+        require_weight("outcome_weight", outcome_weight)
+        require_weight("step_weight", step_weight)
         check_backup_settings(1, discount)
         self.outcome_weight = outcome_weight
         self.step_weight = step_weight
@@ -147,6 +149,7 @@ class GiGPOAnchor(Anchor):
         self,
         group: RolloutGroup,
         boundaries: Sequence[Boundaries],
+        values: Sequence[ProbeValues],
         credits: Sequence[TurnCredit],
     ) -> list[TokenAdvantages]:
         """Return the token advantages of one group; see ``Anchor.anchor``."""
@@ -157,30 +160,44 @@ class GiGPOAnchor(Anchor):
         rewards = group.rewards
         steps = gigpo_step_advantages(states, rewards, self.discount, self.match, self.outcome)
         outcomes = self.outcome(rewards)
-        return _spread(group, boundaries, steps, outcomes, self.outcome_weight, self.step_weight)
+        return spread(group, boundaries, steps, outcomes, self.outcome_weight, self.step_weight)
 
 
-def _spread(
+def spread(
     group: RolloutGroup,
     boundaries: Sequence[Boundaries],
     turn_rewards: Sequence[Tensor],
     outcomes: Tensor,
     outcome_weight: float,
     turn_weight: float,
+    answer_rewards: Sequence[float] | None = None,
 ) -> list[TokenAdvantages]:
-    """Put both parts of each rollout's advantage on its tokens."""
+    """Put both parts of each rollout's advantage on its tokens.
+
+    Args:
+        group: the G rollouts of one question.
+        boundaries: one for each rollout.
+        turn_rewards: (N,) reward of each turn, for each rollout.
+        outcomes: (G,) outcome advantages.
+        outcome_weight: alpha_out.
+        turn_weight: alpha_turn.
+        answer_rewards: reward of each final answer as an action; none when None.
+    """
+    last = [0.0] * len(boundaries) if answer_rewards is None else answer_rewards
     results = []
-    for rollout, ends, rewards, outcome in zip(
-        group.rollouts, boundaries, turn_rewards, outcomes.tolist(), strict=True
+    for rollout, ends, rewards, outcome, answer in zip(
+        group.rollouts, boundaries, turn_rewards, outcomes.tolist(), last, strict=True
     ):
         advantages = token_advantages(
-            rollout.loss_mask, ends.prefix_ends, rewards, outcome, outcome_weight, turn_weight
-        )
+            rollout.loss_mask, ends.prefix_ends, rewards, outcome, outcome_weight, turn_weight,
+            answer,
+        )  # fmt: skip
         results.append(TokenAdvantages(rollout.id, advantages, outcome, rewards))
     return results
 
 
-def _require_weight(name: str, weight: float) -> None:
+def require_weight(name: str, weight: float) -> None:
+    """Raise ConfigError unless a setting of an anchor is a finite number of at least 0."""
     if not (math.isfinite(weight) and weight >= 0.0):
         raise ConfigError(
             f"Expected {name} to be a finite number of at least 0, got {weight}. "

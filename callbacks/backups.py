@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
+from trace_pl.credit.groups import discounted_sums
 from trace_pl.credit.stages import Backup
 from trace_pl.credit.td import check_backup_settings, k_step_backup
 from trace_pl.types import ProbeValues, TurnCredit
@@ -53,22 +52,38 @@ class MonteCarlo(Backup):
         return TurnCredit(values.rollout_id, credit, num_steps, self.discount)
 
 
-class ShuffledKStepTD(KStepTD):
-    """A control: the K-step credits of a rollout, dealt to its turns at random.
+class ReturnToGo(Backup):
+    """The sum of all later gains of a turn; without a discount V_N - V_k.
 
-    Magnitudes, signs and sums are those of :class:`KStepTD`; only the claim "this turn earned it"
-    is taken away. What trains as well with it owes nothing to turn-level credit.
+    Potential-based shaping (TIPS, arXiv 2603.22293) gives each turn its gain as a reward; this is
+    the return of those rewards. Unlike :class:`KStepTD` it is a sum and not a mean, so early turns
+    of a rollout that found much get much: compare them with others of the group.
 
     Args:
-        num_steps: K, at least 1.
         discount: gamma, in 0 .. 1.
 
     Raises:
-        ConfigError: if either is out of range.
+        ConfigError: if the discount is out of range.
+    """
+
+    def __init__(self, discount: float = 1.0) -> None:
+        check_backup_settings(1, discount)
+        self.discount = discount
+
+    def backup(self, values: ProbeValues) -> TurnCredit:
+        """Return the discounted sum of the gains from each turn on."""
+        credit = discounted_sums(values.values.diff(), self.discount)
+        num_steps = max(1, len(credit))
+        return TurnCredit(values.rollout_id, credit, num_steps, self.discount)
+
+
+class PositiveGain(Backup):
+    """The gain of each turn, with losses counted as nothing.
+
+    The reward of DeltaBelief-RL (arXiv 2602.12342), where a turn that lowers the belief in the
+    answer is not blamed for it.
     """
 
     def backup(self, values: ProbeValues) -> TurnCredit:
-        """Return the K-step credits in an order drawn from torch's random state."""
-        dealt = super().backup(values)
-        order = torch.randperm(len(dealt.credit))
-        return TurnCredit(dealt.rollout_id, dealt.credit[order], dealt.num_steps, dealt.discount)
+        """Return the one-step gains, at least 0."""
+        return TurnCredit(values.rollout_id, values.values.diff().clamp(min=0.0))

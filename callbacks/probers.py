@@ -15,8 +15,9 @@ from trace_pl.errors import ConfigError
 from trace_pl.probes import Branch, ProbeRequest, Scorer, Template
 from trace_pl.types import Boundaries, ProbeValues, Question, Rollout, TokenKind
 
-AliasRule = Literal["max", "first", "mean"]
-"""How the log-probs of several accepted answers become one: the best, the canonical, the mean."""
+AliasRule = Literal["max", "first", "mean", "total"]
+"""How the log-probs of several accepted answers become one: the best, the canonical, the mean, or
+the log of their summed probabilities, each of the whole answer and not of a token."""
 
 
 class FrozenReferenceProber(Prober):
@@ -69,23 +70,26 @@ class FrozenReferenceProber(Prober):
         branches = cache(partial(_branches, template, opening))
         levels = [torch.empty(ends.num_turns + 1) for ends in boundaries]
         requests: list[ProbeRequest] = []
-        targets: list[tuple[Tensor, list[int]]] = []  # where the answer to each request belongs
+        targets: list[tuple[Tensor, list[int], list[int]]] = []  # where each request's scores go
         for rollout, ends, level in zip(rollouts, boundaries, levels, strict=True):
             answers = self._answers(rollout.question)
             for inside, numbers in _by_place(rollout, ends).items():
                 prefix_ends = tuple(ends.prefix_ends[k] for k in numbers)
                 asked = branches(answers, inside)
                 requests.append(ProbeRequest(rollout.id, rollout.token_ids, prefix_ends, asked))
-                targets.append((level, numbers))
-        for (level, numbers), scores in zip(targets, scorer.score(requests), strict=True):
-            level[numbers] = self._reduced(scores)
+                targets.append((level, numbers, [len(branch.answer_ids) for branch in asked]))
+        for (level, numbers, lengths), scores in zip(targets, scorer.score(requests), strict=True):
+            level[numbers] = self._reduced(scores, lengths)
         return [self._to_values(r.id, level) for r, level in zip(rollouts, levels, strict=True)]
 
     def _answers(self, question: Question) -> tuple[str, ...]:
         return question.answers[:1] if self.aliases == "first" else question.answers
 
-    def _reduced(self, scores: Tensor) -> Tensor:
+    def _reduced(self, scores: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return one log-prob for each boundary, of one for each boundary and accepted answer."""
+        if self.aliases == "total":
+            # An answer and a longer one that begins with it are not exclusive, so 0 can be passed.
+            return (scores * torch.tensor(lengths)).logsumexp(dim=1).clamp(max=0.0)
         return scores.mean(dim=1) if self.aliases == "mean" else scores.amax(dim=1)
 
     def _to_values(self, rollout_id: str, logprobs: Tensor) -> ProbeValues:

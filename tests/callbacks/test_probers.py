@@ -25,7 +25,12 @@ def probe(prober, scores=SCORES):
 
 @pytest.mark.parametrize(
     ("aliases", "expected"),
-    [("max", [-4.0, -1.0, -2.0]), ("mean", [-5.0, -2.0, -2.25])],
+    [
+        ("max", [-4.0, -1.0, -2.0]),
+        ("mean", [-5.0, -2.0, -2.25]),
+        # Two and four tokens: the log of exp(2 * first) + exp(4 * second).
+        ("total", [-8.0, -3.873072, -3.997524]),
+    ],
 )
 def test_aliases_are_reduced_at_each_prefix(aliases, expected):
     values, _ = probe(FrozenReferenceProber(aliases=aliases))

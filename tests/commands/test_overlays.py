@@ -18,11 +18,18 @@ from trace_pl.credit.pipeline import reader_of
 from trace_pl.training.module import TraceModule
 
 OVERLAYS = sorted(
-    path for folder in ("ablations", "options", "strategy") for path in (CONFIGS / folder).iterdir()
+    path
+    for folder in ("ablations", "methods", "options", "strategy")
+    for path in (CONFIGS / folder).iterdir()
 )
 ABLATIONS = [path for path in OVERLAYS if path.parent.name == "ablations"]
+MEETS = {"ablations": ("quickstart", "qwen3_4b"), "methods": ("quickstart",)}
+"""The runs that a folder's files are laid over here; options and strategies meet every run."""
 MIXTURE = "Qwen/Qwen3-30B-A3B-Thinking-2507"
-NO_REFERENCE = {"grpo", "dr_grpo", "rloo", "gspo", "gigpo", "no_prober", "policy_prober", "lora"}
+NO_REFERENCE = {
+    "grpo", "dr_grpo", "rloo", "gspo", "gigpo", "no_prober", "policy_prober", "lora", "evidence",
+    "grpo_f1", "igpo", "delta_belief", "a2tgpo", "rlpr",
+}  # fmt: skip
 NUM_STEPS = {"clip_higher": 4, "gspo": 4, "sequence_clip": 4, "importance_weights": 1}
 """What an ablation of the loss acts on: ratios that left 1, or rows that are on-policy."""
 
@@ -76,8 +83,7 @@ def unnamed_changes(path, base, changed):
         pytest.param(run, path, id=f"{run.stem}-{path.stem}")
         for run in RUNS
         for path in OVERLAYS
-        # An ablation may meet a demo or a paper's run; options and strategies meet every run.
-        if path not in ABLATIONS or run.stem in ("quickstart", "qwen3_4b")
+        if run.stem in MEETS.get(path.parent.name, (run.stem,))
     ],
 )
 def test_an_overlay_changes_what_it_names_alone_and_leaves_a_run_that_fits_together(

@@ -13,8 +13,16 @@ from trace_pl.commands.settings import read_arguments
 from trace_pl.commands.signatures import slots_of
 from trace_pl.errors import ConfigError
 
-BACKUPS = "There are: callbacks.KStepTD, callbacks.MonteCarlo, callbacks.ShuffledKStepTD."
-ANCHORS = "There are: callbacks.GiGPOAnchor, callbacks.OutcomeOnly, callbacks.TraceAnchor."
+BACKUPS = (
+    "There are: callbacks.FlippedCredit, callbacks.KStepTD, callbacks.MonteCarlo, "
+    "callbacks.NoisyCredit, callbacks.PositiveGain, callbacks.ReturnToGo, callbacks.ShuffledCredit."
+)
+ANCHORS = (
+    "There are: callbacks.A2TGPOAnchor, callbacks.AnswerLikelihood, callbacks.GiGPOAnchor, "
+    "callbacks.IGPOAnchor, callbacks.OutcomeOnly, callbacks.ReadinessBaseline, "
+    "callbacks.TraceAnchor, callbacks.TurnwiseAnchor."
+)
+REWARDS = "There are: trace_pl.tasks.ExactMatchReward, trace_pl.tasks.TokenF1Reward."
 LOSSES = "There are: trace_pl.losses.SequenceClip, trace_pl.losses.TokenClip."
 TRACE_ANCHOR = "It takes outcome_weight, turn_weight, terminal_scale, outcome, train_equal_groups."
 THERE = "on the command line"
@@ -100,18 +108,18 @@ ARGUMENTS = [
      "not exist. Did you mean `torch.optim.AdamW`? There are: torch.optim."),
     ("--data.reward NoSuch",
      f"Expected a Reward at `data.reward` {THERE}, got 'NoSuch', which does not exist. "
-     "There are: trace_pl.tasks.ExactMatchReward."),
+     f"{REWARDS}"),
     ("--data.call_format XmlFormats",
      f"Expected a ToolCallFormat at `data.call_format` {THERE}, got 'XmlFormats', which does not "
      "exist. Did you mean `trace_pl.rollout.XmlFormat`? There are: trace_pl.rollout."),
     ("--data.reward my_rewards.of_answer",
      f"Expected a Reward at `data.reward` {THERE}, got 'my_rewards.of_answer', which is no "
-     "Reward. There are: trace_pl.tasks.ExactMatchReward."),
+     f"Reward. {REWARDS}"),
     ("--data.reward my_rewards.NUMBER",
      f"Expected a Reward at `data.reward` {THERE}, got 'my_rewards.NUMBER', which is no Reward."),
     ("--data.reward.init_args.format_bonus 0.1",
-     f"Expected `class_path` at `data.reward` {THERE}, got 'init_args'. There are: "
-     "trace_pl.tasks.ExactMatchReward."),
+     f"Expected `class_path` at `data.reward` {THERE}, got 'init_args'. "
+     f"{REWARDS}"),
     ("--data.engine vllm",
      f"Expected a RolloutEngine at `data.engine` {THERE}, got 'vllm', which does not exist. "
      "There are: trace_pl."),

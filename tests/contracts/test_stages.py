@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from builders import question, rollout
 from lookup_scorer import LetterTemplate, random_scorer
 
 import callbacks
+from callbacks.controls import Control
 from trace_pl.credit.boundaries import tool_call_boundaries
 from trace_pl.credit.checks import (
     check_advantages,
@@ -23,6 +25,7 @@ from trace_pl.credit.stages import Anchor, Backup, Prober, Segmenter
 from trace_pl.types import ProbeValues, RolloutGroup, TurnCredit
 
 SLOTS = (Segmenter, Prober, Backup, Anchor)
+ASKED = [replace(question(number), meta={"evidence": ["p"]}) for number in range(4)]
 
 
 def shipped_classes(slot):
@@ -59,11 +62,11 @@ def asked(request):
             final=draw(1, 5),
             prompt=draw(1, 9),
             reward=float(index % 2),
-            of=question(request.param),
+            of=ASKED[request.param],
         )
         for index, num_turns in enumerate([0, 6, draw(1, 6), draw(1, 6)])
     )
-    return RolloutGroup(question(request.param), rollouts)
+    return RolloutGroup(ASKED[request.param], rollouts)
 
 
 def build(stage_class):
@@ -103,7 +106,9 @@ def test_prober_gives_finite_values_that_start_at_zero(stage_class, asked):
         assert probed.values.dtype == probed.mean_logprobs.dtype == torch.float32
 
 
-@every(Backup)
+@pytest.mark.parametrize(
+    "stage_class", [each for each in shipped_classes(Backup) if not issubclass(each, Control)]
+)
 def test_backup_gives_a_finite_number_to_each_turn_and_nothing_for_no_gain(stage_class, asked):
     stage = build(stage_class)
     for item in asked.rollouts:
@@ -121,11 +126,25 @@ def test_backup_gives_a_finite_number_to_each_turn_and_nothing_for_no_gain(stage
         )
 
 
+def told(asked, credit):
+    """Return values that end at the reward, and the same credit for every turn."""
+    values = [
+        ProbeValues(
+            item.id,
+            -torch.ones(item.num_turns + 1),
+            torch.tensor([0.0] * item.num_turns + [item.reward]),
+        )
+        for item in asked.rollouts
+    ]
+    return values, [
+        TurnCredit(item.id, torch.full((item.num_turns,), credit)) for item in asked.rollouts
+    ]
+
+
 @every(Anchor)
 def test_anchor_writes_on_sampled_tokens_only_and_follows_the_outcome(stage_class, asked):
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
-    credits = [TurnCredit(item.id, torch.zeros(item.num_turns)) for item in asked.rollouts]
-    results = build(stage_class).anchor(asked, boundaries, credits)
+    results = build(stage_class).anchor(asked, boundaries, *told(asked, 0.0))
     check_results("credit.anchor", asked.rollouts, results)
     for item, ends, result in zip(asked.rollouts, boundaries, results, strict=True):
         check_advantages(item, ends, result)
@@ -137,9 +156,9 @@ def test_anchor_writes_on_sampled_tokens_only_and_follows_the_outcome(stage_clas
 @every(Anchor)
 def test_anchor_does_not_depend_on_the_order_of_the_group(stage_class, asked):
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
-    credits = [TurnCredit(item.id, torch.ones(item.num_turns)) for item in asked.rollouts]
-    forwards = stage_class().anchor(asked, boundaries, credits)
+    values, credits = told(asked, 1.0)
+    forwards = stage_class().anchor(asked, boundaries, values, credits)
     reverse = RolloutGroup(asked.question, asked.rollouts[::-1])
-    backwards = stage_class().anchor(reverse, boundaries[::-1], credits[::-1])
+    backwards = stage_class().anchor(reverse, boundaries[::-1], values[::-1], credits[::-1])
     for one, other in zip(forwards, backwards[::-1], strict=True):
         torch.testing.assert_close(one.advantages, other.advantages, atol=1e-6, rtol=1e-6)

@@ -185,13 +185,13 @@ def test_equal_groups_train_by_turn_credit_unless_told_otherwise():
     asked = group([1.0, 1.0])
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
     credits = [TurnCredit(item.id, torch.ones(item.num_turns)) for item in asked.rollouts]
-    kept = TraceAnchor().anchor(asked, boundaries, credits)
-    dropped = TraceAnchor(train_equal_groups=False).anchor(asked, boundaries, credits)
+    kept = TraceAnchor().anchor(asked, boundaries, [], credits)
+    dropped = TraceAnchor(train_equal_groups=False).anchor(asked, boundaries, [], credits)
     assert all(result.advantages.any() for result in kept)
     assert not any(result.advantages.any() for result in dropped)
     mixed = group([1.0, 0.0])
     same = [
-        TraceAnchor(train_equal_groups=keep).anchor(mixed, boundaries, credits)
+        TraceAnchor(train_equal_groups=keep).anchor(mixed, boundaries, [], credits)
         for keep in (True, False)
     ]
     for one, other in zip(*same, strict=True):
@@ -202,5 +202,5 @@ def test_trace_can_stand_on_another_outcome_baseline():
     asked = group([1.0, 0.0])
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
     credits = [TurnCredit(item.id, torch.zeros(item.num_turns)) for item in asked.rollouts]
-    results = TraceAnchor(outcome=CentredOutcome()).anchor(asked, boundaries, credits)
+    results = TraceAnchor(outcome=CentredOutcome()).anchor(asked, boundaries, [], credits)
     assert [result.outcome_advantage for result in results] == [0.5, -0.5]

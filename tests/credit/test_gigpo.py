@@ -108,7 +108,7 @@ def test_the_form_that_divides_by_1_keeps_the_size_of_a_difference():
     asked = group([1.0, 0.0, 0.0])
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
     credits = [TurnCredit(item.id, torch.zeros(item.num_turns)) for item in asked.rollouts]
-    results = GiGPOAnchor(outcome=CentredOutcome()).anchor(asked, boundaries, credits)
+    results = GiGPOAnchor(outcome=CentredOutcome()).anchor(asked, boundaries, [], credits)
     assert [r.outcome_advantage for r in results] == pytest.approx([2 / 3, -1 / 3, -1 / 3])
 
 
@@ -147,6 +147,6 @@ def test_without_a_common_observation_only_the_first_turn_is_compared():
     asked = group([1.0, 0.0, 0.0])
     boundaries = [tool_call_boundaries(item) for item in asked.rollouts]
     credits = [TurnCredit(item.id, torch.zeros(item.num_turns)) for item in asked.rollouts]
-    results = GiGPOAnchor().anchor(asked, boundaries, credits)
+    results = GiGPOAnchor().anchor(asked, boundaries, [], credits)
     # Prompts are drawn for each rollout by the builder, so that no two agree.
     assert all(not result.turn_rewards.any() for result in results)

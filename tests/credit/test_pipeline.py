@@ -170,7 +170,7 @@ class EveryToken(Anchor):
     def __init__(self, number, num_rewards=1):
         self.number, self.num_rewards = number, num_rewards
 
-    def anchor(self, group, boundaries, credits):
+    def anchor(self, group, boundaries, values, credits):
         return [
             TokenAdvantages(
                 item.id,

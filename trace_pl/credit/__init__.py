@@ -18,10 +18,12 @@ from trace_pl.credit.td import k_step_backup
 from trace_pl.credit.values import (
     LinearGapValue,
     LogRatioValue,
+    ProbabilityValue,
     RawLogprobValue,
     ValueTransform,
     linear_gap_values,
     log_ratio_values,
+    probability_values,
     raw_logprob_values,
 )
 
@@ -36,6 +38,7 @@ __all__ = [
     "LinearGapValue",
     "LogRatioValue",
     "OutcomeBaseline",
+    "ProbabilityValue",
     "Prober",
     "RawLogprobValue",
     "Segmenter",
@@ -48,6 +51,7 @@ __all__ = [
     "k_step_backup",
     "linear_gap_values",
     "log_ratio_values",
+    "probability_values",
     "raw_logprob_values",
     "token_advantages",
 ]

@@ -102,6 +102,7 @@ def token_advantages(
     outcome_advantage: float,
     outcome_weight: float = 1.0,
     turn_weight: float = 0.2,
+    answer_reward: float = 0.0,
 ) -> Tensor:
     """Return the advantage of each token: the outcome's for all, the turn's for its own action.
 
@@ -111,7 +112,8 @@ def token_advantages(
         advantage_t = alpha_out * A                        sampled t after the last observation
 
     and 0 for every token that was not sampled. Action k+1 lies between the ends of S_k and S_{k+1}.
-    Turn rewards are never normalised over the group or over turns.
+    Turn rewards are never normalised over the group or over turns. Methods that hold the final
+    answer to account as they do turns add alpha_turn * ``answer_reward`` to the second line.
 
     Args:
         loss_mask: (T,) bool, true on sampled tokens.
@@ -120,6 +122,7 @@ def token_advantages(
         outcome_advantage: the rollout's outcome advantage, A.
         outcome_weight: alpha_out.
         turn_weight: alpha_turn.
+        answer_reward: reward of the final answer as an action of its own; the paper has none.
 
     Returns:
         (T,) advantages, in the dtype of ``turn_rewards``.
@@ -143,6 +146,6 @@ def token_advantages(
     # 0 is the prompt, k + 1 the tokens of turn k, N + 1 whatever follows the last observation.
     spans = torch.searchsorted(ends, positions, right=True)
     outcome = outcome_weight * outcome_advantage
-    final = turn_rewards.new_tensor([outcome])
+    final = turn_rewards.new_tensor([outcome + turn_weight * answer_reward])
     by_span = torch.cat([torch.zeros_like(final), outcome + turn_weight * turn_rewards, final])
     return torch.where(loss_mask.to(device), by_span[spans], 0.0)

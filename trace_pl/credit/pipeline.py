@@ -125,7 +125,7 @@ class CreditPipeline:
             credits = [
                 TurnCredit(ends.rollout_id, torch.zeros(ends.num_turns)) for ends in boundaries
             ]
-        advantages = self._anchor_groups(groups, boundaries, credits)
+        advantages = self._anchor_groups(groups, boundaries, values, credits)
         return CreditReport(boundaries, values, credits, advantages)
 
     def _back_up(
@@ -147,12 +147,15 @@ class CreditPipeline:
         self,
         groups: Sequence[RolloutGroup],
         boundaries: Sequence[Boundaries],
+        values: Sequence[ProbeValues],
         credits: Sequence[TurnCredit],
     ) -> list[TokenAdvantages]:
         advantages: list[TokenAdvantages] = []
         for group in groups:
             start, stop = len(advantages), len(advantages) + len(group.rollouts)
-            anchored = self.anchor.anchor(group, boundaries[start:stop], credits[start:stop])
+            anchored = self.anchor.anchor(
+                group, boundaries[start:stop], values[start:stop], credits[start:stop]
+            )
             check_results("credit.anchor", group.rollouts, anchored)
             for rollout, ends, result in zip(
                 group.rollouts, boundaries[start:stop], anchored, strict=True

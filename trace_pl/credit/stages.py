@@ -129,6 +129,7 @@ class Anchor(Callback, ABC):
         self,
         group: RolloutGroup,
         boundaries: Sequence[Boundaries],
+        values: Sequence[ProbeValues],
         credits: Sequence[TurnCredit],
     ) -> list[TokenAdvantages]:
         """Return the token advantages of every rollout of one question.
@@ -136,6 +137,8 @@ class Anchor(Callback, ABC):
         Args:
             group: the G rollouts of one question.
             boundaries: one for each rollout.
+            values: one for each rollout, N + 1 numbers each; none at all if
+                ``needs_turn_credit`` is false.
             credits: one for each rollout, N numbers each.
 
         Returns:

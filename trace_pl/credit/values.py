@@ -106,6 +106,28 @@ def linear_gap_values(mean_logprobs: Tensor, epsilon: float = 0.1) -> Tensor:
     return (gaps[0] - gaps) / gaps[0]
 
 
+@torch.no_grad()
+def probability_values(mean_logprobs: Tensor) -> Tensor:
+    """Return the gain in the answer's probability since the prompt.
+
+    The information gain of IGPO (arXiv 2510.14967) is the difference of two of these, and the last
+    one is the reward of RLPR (arXiv 2506.18254) before it is cut to 0 .. 1:
+
+        V_k = exp(l_k) - exp(l_0)
+
+    Args:
+        mean_logprobs: (N + 1,) mean log-prob of the answer at each boundary, in nats.
+
+    Returns:
+        (N + 1,) values without unit, in -1 .. 1, in the dtype of the input; the first is exactly 0.
+
+    Raises:
+        CreditError: if a log-prob is missing, not finite or positive.
+    """
+    probabilities = checked_mean_logprobs(mean_logprobs).exp()
+    return probabilities - probabilities[0]
+
+
 @dataclass(frozen=True, slots=True)
 class LogRatioValue(ValueTransform):
     """:func:`log_ratio_values` as a setting."""
@@ -141,6 +163,15 @@ class LinearGapValue(ValueTransform):
     def __call__(self, mean_logprobs: Tensor) -> Tensor:
         """Return :func:`linear_gap_values` of ``mean_logprobs``."""
         return linear_gap_values(mean_logprobs, self.epsilon)
+
+
+@dataclass(frozen=True, slots=True)
+class ProbabilityValue(ValueTransform):
+    """:func:`probability_values` as a setting."""
+
+    def __call__(self, mean_logprobs: Tensor) -> Tensor:
+        """Return :func:`probability_values` of ``mean_logprobs``."""
+        return probability_values(mean_logprobs)
 
 
 @torch.no_grad()

@@ -2,10 +2,10 @@
 
 from trace_pl.tasks.closed_web.task import ClosedWebTask
 from trace_pl.tasks.file_task import FileTask
-from trace_pl.tasks.matching import exact_match, normalize_answer
+from trace_pl.tasks.matching import exact_match, normalize_answer, token_f1
 from trace_pl.tasks.protocol import Split, Task
 from trace_pl.tasks.questions import load_questions
-from trace_pl.tasks.rewards import ExactMatchReward
+from trace_pl.tasks.rewards import ExactMatchReward, TokenF1Reward
 
 __all__ = [
     "ClosedWebTask",
@@ -13,7 +13,9 @@ __all__ = [
     "FileTask",
     "Split",
     "Task",
+    "TokenF1Reward",
     "exact_match",
     "load_questions",
     "normalize_answer",
+    "token_f1",
 ]

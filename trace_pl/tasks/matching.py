@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 
 _ARTICLES = frozenset({"a", "an", "the"})
@@ -53,6 +54,25 @@ def exact_match(prediction: str | None, answers: Sequence[str]) -> bool:
         return False
     normalized = normalize_answer(prediction)
     return bool(normalized) and any(normalized == normalize_answer(gold) for gold in answers)
+
+
+def token_f1(prediction: str | None, answers: Sequence[str]) -> float:
+    """Return the best F1 of the prediction's words with those of an accepted answer, in 0 .. 1.
+
+    Words are those of :func:`normalize_answer`; one that occurs twice has to be there twice, as in
+    the evaluation of SQuAD.
+
+    Args:
+        prediction: What the policy answered; None when it gave no answer.
+        answers: Accepted gold answers.
+    """
+    words = Counter(normalize_answer(prediction or "").split())
+    return max((_f1(words, Counter(normalize_answer(gold).split())) for gold in answers), default=0)
+
+
+def _f1(words: Counter[str], gold: Counter[str]) -> float:
+    total = words.total() + gold.total()
+    return 2.0 * (words & gold).total() / total if total else 0.0
 
 
 def _keep(char: str, before: str, after: str) -> str:

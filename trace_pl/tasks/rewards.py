@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from trace_pl.errors import ConfigError
 from trace_pl.rollout.grading import Reward
-from trace_pl.tasks.matching import exact_match
+from trace_pl.tasks.matching import exact_match, token_f1
 from trace_pl.types import Grade, Question, Turn
 
 
@@ -35,3 +35,15 @@ class ExactMatchReward(Reward):
         is_correct = exact_match(answer, question.answers)
         has_form = answer is not None and bool(answer.strip())
         return Grade(float(is_correct) + self.format_bonus * has_form, is_correct)
+
+
+class TokenF1Reward(Reward):
+    """The share of words that the answer has in common with a gold answer; right is what equals.
+
+    Partial credit where nothing is exactly right yet. It pays for long answers that only touch the
+    gold one, so `success` stays exact match.
+    """
+
+    def __call__(self, question: Question, answer: str | None, turns: Sequence[Turn]) -> Grade:
+        """Return the grade."""
+        return Grade(token_f1(answer, question.answers), exact_match(answer, question.answers))
