@@ -23,12 +23,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from trace_pl.errors import ConfigError
+from trace_pl.models.attention import attend
 
 PACKED = "trace_packed"
 """Value of ``attn_implementation``."""
@@ -92,16 +92,14 @@ def packed_attention(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
         )
-    groups = getattr(module, "num_key_value_groups", 1)
-    key, value = repeat_kv(key, groups), repeat_kv(value, groups)
-    attend = partial(scaled_dot_product_attention, dropout_p=dropout, scale=scaling)
+    attend_here = partial(attend, dropout=dropout, scale=scaling)
     # Split rather than slice: the gradient of a slice is as large as what it was cut from.
     lengths = [len(row) for row in packed_rows]
     split = (x.split(lengths, dim=2) for x in (query, key, value))
     parts = [
         part
         for row, q, k, v in zip(packed_rows, *split, strict=True)
-        for part in _attend_within(row, q, k, v, attend)
+        for part in _attend_within(row, q, k, v, attend_here)
     ]
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
 
@@ -111,10 +109,10 @@ def _attend_within(
 ) -> Iterator[Tensor]:
     """Yield the outputs of a row's trunk and of each of its blocks."""
     if not row.blocks:
-        yield attend(q, k, v, is_causal=True)
+        yield attend(q, k, v)
         return
     start = row.trunk_length
-    yield attend(q[:, :, :start], k[:, :, :start], v[:, :, :start], is_causal=True)
+    yield attend(q[:, :, :start], k[:, :, :start], v[:, :, :start])
     for block in row.blocks:
         stop = start + len(block.mask_QK)
         seen_k, seen_v = (
