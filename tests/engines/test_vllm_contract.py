@@ -1,8 +1,10 @@
 """What trace_pl relies on in vLLM beyond its documented interface, by name."""
 
 import inspect
+import re
 from dataclasses import fields
 from importlib import import_module, util
+from pathlib import Path
 
 import pytest
 
@@ -16,28 +18,82 @@ def vllm():
     return import_vllm()
 
 
-@pytest.mark.parametrize(
-    ("module", "owner", "names"),
-    [
-        (
-            "vllm.v1.engine.llm_engine", "LLMEngine",
-            ["from_engine_args", "add_request", "step", "abort_request", "has_unfinished_requests",
-             "collective_rpc", "reset_prefix_cache", "sleep", "wake_up", "is_sleeping"],
-        ),
-        ("vllm.v1.worker.worker_base", "WorkerBase", ["get_model"]),
-        ("vllm.v1.worker.gpu_worker", "Worker", ["reload_weights"]),
-        ("vllm.model_executor.models.utils", "WeightsMapper", ["orig_to_new_stacked"]),
-        ("vllm.distributed.parallel_state", None,
-         ["destroy_model_parallel", "destroy_distributed_environment"]),
-        ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory",
-         ["register_engine"]),
-    ],
-)  # fmt: skip
+ENGINE = [
+    "from_engine_args", "add_request", "step", "abort_request", "has_unfinished_requests",
+    "collective_rpc", "reset_prefix_cache", "sleep", "wake_up", "is_sleeping",
+]  # fmt: skip
+MAPPINGS = ["stacked", "renaming", "regex", "substr", "prefix", "suffix"]
+NAMES = [
+    ("vllm.v1.engine.llm_engine", "LLMEngine", ENGINE),
+    ("vllm.v1.engine.core_client", "EngineCoreClient", ["shutdown"]),
+    ("vllm.v1.engine.utils", None, ["get_mp_context"]),
+    ("vllm.v1.worker.worker_base", "WorkerBase", ["get_model"]),
+    ("vllm.v1.worker.gpu_worker", "Worker", ["reload_weights"]),
+    ("vllm.entrypoints.cli.serve", None, ["make_arg_parser", "FlexibleArgumentParser"]),
+    ("vllm.entrypoints.cli.serve", "ServeSubcommand", ["validate", "cmd"]),
+    ("vllm.model_executor.models.registry", "ModelRegistry", ["models", "register_model"]),
+    ("vllm.model_executor.models.registry", "_LazyRegisteredModel", ["load_model_cls"]),
+    ("vllm.model_executor.models.utils", "WeightsMapper", [f"orig_to_new_{m}" for m in MAPPINGS]),
+    ("vllm.model_executor.models.llama", "LlamaForCausalLM", ["hf_to_vllm_mapper"]),
+    ("vllm.model_executor.models.qwen3_moe", "Qwen3MoeForCausalLM", ["hf_to_vllm_mapper"]),
+    ("vllm.model_executor.model_loader.reload", None,
+     ["initialize_layerwise_reload", "finalize_layerwise_reload"]),
+    ("vllm.distributed.parallel_state", None,
+     ["destroy_model_parallel", "destroy_distributed_environment"]),
+    ("vllm.distributed.weight_transfer.base", "WeightTransferEngine",
+     ["init_transfer_engine", "start_weight_update", "receive_weights", "finish_weight_update"]),
+    ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory",
+     ["register_engine"]),
+]  # fmt: skip
+SET_IN = [
+    ("vllm.model_executor.layers.utils", "dispatch_cpu_unquantized_gemm", "layer.cpu_linear"),
+    ("vllm.model_executor.layers.vocab_parallel_embedding", "UnquantizedEmbeddingMethod",
+     "def process_weights_after_loading"),
+    ("vllm.model_executor.layers.linear", "UnquantizedLinearMethod",
+     "def process_weights_after_loading"),
+    ("vllm.model_executor.layers.linear", "LinearBase", "self.quant_method"),
+    ("vllm.model_executor.layers.linear", "ColumnParallelLinear", "self.output_partition_sizes"),
+    ("vllm.model_executor.layers.fused_moe.fused_moe_method_base", "FusedMoEMethodBase",
+     "self.moe_kernel"),
+    ("vllm.v1.engine.llm_engine", "LLMEngine", "self.engine_core"),
+    ("vllm.v1.worker.cpu_worker", "CPUWorker", "torch.set_num_threads ="),
+]  # fmt: skip
+ENDPOINTS = {
+    "vllm.entrypoints.rl.online.api_router": {
+        "/pause", "/resume", "/is_paused", "/init_weight_transfer_engine", "/start_weight_update",
+        "/update_weights", "/finish_weight_update", "/weight_info",
+    },
+    "vllm.entrypoints.serve.dev.cache.api_router": {"/reset_prefix_cache"},
+    "vllm.entrypoints.scale_out.token_in_token_out.api_router": {"/inference/v1/generate"},
+}  # fmt: skip
+INTERNAL = re.compile(
+    r"cpu_linear|quant_method|moe_kernel|output_partition_sizes|hf_to_vllm_mapper|orig_to_new"
+    r"|get_mp_context|engine_core|parallel_state|ModelRegistry|ServeSubcommand|make_arg_parser"
+)
+
+
+@pytest.mark.parametrize(("module", "owner", "names"), NAMES)
 def test_names_are_there(vllm, module, owner, names):
     found = import_module(module)
     found = getattr(found, owner) if owner else found
     fields_of = getattr(found, "__dataclass_fields__", {})
     assert [name for name in names if not hasattr(found, name) and name not in fields_of] == []
+
+
+@pytest.mark.parametrize(("module", "owner", "text"), SET_IN)
+def test_attributes_are_still_set_where_they_were(vllm, module, owner, text):
+    assert text in inspect.getsource(getattr(import_module(module), owner))
+
+
+@pytest.mark.parametrize("module", ENDPOINTS)
+def test_a_server_has_the_endpoints_that_it_is_asked_at(vllm, module):
+    assert ENDPOINTS[module] <= {route.path for route in import_module(module).router.routes}
+
+
+def test_internals_are_used_in_one_file():
+    rooms = Path(__file__).parents[2] / "trace_pl"
+    users = [p.name for p in rooms.rglob("*.py") if INTERNAL.search(p.read_text())]
+    assert users == ["internals.py"]
 
 
 def test_an_engine_takes_the_settings_that_it_is_given(vllm):

@@ -42,7 +42,7 @@ def test_a_file_is_gone_when_its_reader_fails(tmp_path):
 
 
 def test_a_folder_that_can_not_be_written_is_an_error(tmp_path):
-    with pytest.raises(RolloutError, match=r"write weights to .*transfer\.folder"):
+    with pytest.raises(RolloutError, match=r"Weights could not be written to .*transfer\.folder"):
         next(WeightFiles().write(tensors(), tmp_path / "gone"))
     with pytest.raises(ConfigError, match=r"writable folder as transfer\.folder"):
         WeightFiles(str(tmp_path / "gone")).make_folder()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -21,7 +22,7 @@ PREFILL_TOKENS = 8192
 
 @dataclass(frozen=True, slots=True)
 class SamplingSettings:
-    """How tokens are drawn; the returned log-probs are those of the distribution drawn from."""
+    """Says how tokens are drawn; log-probs are those of the distribution that is drawn from."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -76,9 +77,11 @@ class EngineNeeds:
     dtype: str = "auto"
     """Number format of weights and cache; "auto" is that of the model's files."""
     max_model_len: int = 4096
+    """Most tokens of one sequence."""
     max_num_seqs: int = 128
+    """Sequences that are generated at the same time."""
     kv_cache_gib: float | None = 1.0
-    """Memory for keys and values; None where ``gpu_memory_utilization`` rules."""
+    """Memory for keys and values in GiB; None where ``gpu_memory_utilization`` rules."""
     gpu_memory_utilization: float = 0.5
     """Share of a GPU's memory for weights and cache together."""
     tensor_parallel_size: int = 1
@@ -121,15 +124,18 @@ class RolloutEngine(ABC):
     def needs(cls, settings: Mapping[str, Any]) -> EngineNeeds:
         """Return what an engine of these settings takes of a machine; nothing is started.
 
-        Here for the names that the engines of this package share; one with other settings, or with
+        It reads the names that :class:`EngineNeeds` has; an engine with other settings, or with
         other habits, overrides it.
 
         Args:
-            settings: the ``init_args`` of a config; what is missing has its default.
+            settings: the ``init_args`` of a config; what is missing has the engine's default.
         """
-        known = {field.name for field in fields(EngineNeeds)}
-        shared = {name: value for name, value in settings.items() if name in known}
-        return EngineNeeds(**{"has_own_gpus": cls.runs_apart, **shared})
+        parameters = inspect.signature(cls).parameters.values()
+        given = {p.name: p.default for p in parameters if p.default is not p.empty} | dict(settings)
+        known = {field.name for field in fields(EngineNeeds)} & given.keys()
+        return EngineNeeds(
+            **{"has_own_gpus": cls.runs_apart, **{name: given[name] for name in known}}
+        )
 
     @abstractmethod
     def submit(self, request: GenerationRequest) -> None:

@@ -6,9 +6,7 @@ others can reach, bind it to a private address with `--host`.
 
 from __future__ import annotations
 
-import importlib
 import json
-import multiprocessing
 import os
 import shutil
 import signal
@@ -16,10 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from types import ModuleType
 
 from trace_pl.engines.protocol import PREFILL_TOKENS
-from trace_pl.engines.vllm.setup import cpu_settings, import_vllm, register_model_class
+from trace_pl.engines.vllm.internals import (
+    fork_server_engine,
+    parse_serve,
+    register_model_class,
+    serve,
+)
+from trace_pl.engines.vllm.setup import cpu_settings, import_vllm
 from trace_pl.errors import TraceError
 
 STOP_WITH_STDIN = "--stop-with-stdin"
@@ -57,28 +60,16 @@ def main(arguments: Sequence[str]) -> None:
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")  # as `vllm serve` does
     vllm = import_vllm()
     is_cpu = vllm.platforms.current_platform.is_cpu()
-    serve = importlib.import_module("vllm.entrypoints.cli.serve")
-    parser = serve.make_arg_parser(serve.FlexibleArgumentParser())
-    args = parser.parse_args([*_SERVE, *arguments])
+    args = parse_serve([*_SERVE, *arguments])
     if is_cpu:
-        _prepare_cpu(vllm)
+        # vLLM compiles a one-line function that ranks log-probs, which takes 20 s.
+        os.environ["TORCHDYNAMO_DISABLE"] = "1"
+        fork_server_engine()
         for name, value in cpu_settings(args.max_model_len or 0).items():
             setattr(args, name, value)
         args.distributed_executor_backend = "uni"
     register_model_class(vllm, args.model_tag or args.model)
-    command = serve.ServeSubcommand()
-    command.validate(args)
-    command.cmd(args)
-
-
-def _prepare_cpu(vllm: ModuleType) -> None:
-    """Save a start on CPU what costs most of its time."""
-    # vLLM compiles a one-line function that ranks log-probs, which takes 20 s.
-    os.environ["TORCHDYNAMO_DISABLE"] = "1"
-    # The CPU build starts its engine as a new interpreter, which imports everything once more.
-    # There is no accelerator that a fork could break, and no thread has computed yet.
-    utils = importlib.import_module(f"{vllm.__name__}.v1.engine.utils")
-    utils.get_mp_context = lambda: multiprocessing.get_context("fork")  # type: ignore[attr-defined]
+    serve(args)
 
 
 def _stop_with_stdin() -> None:

@@ -79,7 +79,7 @@ class WeightFiles:
                     save_file(tensors, path)
                 except (OSError, SafetensorError) as error:
                     raise RolloutError(
-                        f"Expected to write weights to '{path}', got: {error}. Set "
+                        f"Weights could not be written to '{path}': {error}. Set "
                         "`data.engine.init_args.transfer.folder` to a folder with more room."
                     ) from error
                 yield path

@@ -1,4 +1,8 @@
-"""What trace_pl adds to the workers of a vLLM server; vLLM imports it by name."""
+"""What trace_pl adds to the workers of a vLLM server; vLLM imports it by name.
+
+It takes weights through vLLM's interface for transfer engines. The two functions around a reload
+are vLLM's own, and those that its engines call: no public one loads a layer as soon as it is whole.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from trace_pl.engines.server.main import BACKEND
-from trace_pl.engines.vllm.weights import forget_packed_experts, pack_tied_head
+from trace_pl.engines.vllm.internals import forget_packed_experts, pack_tied_head
 
 _PR_SET_PDEATHSIG = 1
 
@@ -91,8 +95,7 @@ class WorkerExtension:
     """Adds nothing to a worker: naming it makes vLLM's workers import this file."""
 
 
-if BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(BACKEND, FileReceiver)
+WeightTransferEngineFactory.register_engine(BACKEND, FileReceiver)
 if sys.platform == "linux":
     # A worker whose parent is killed would keep the device's memory forever.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -21,6 +20,7 @@ from trace_pl.engines.protocol import (
     SamplingSettings,
 )
 from trace_pl.engines.vllm.host_process import guest_compute, kept_state, quiet_output
+from trace_pl.engines.vllm.internals import stop_engine
 from trace_pl.engines.vllm.setup import import_vllm, sampling_parameters, start_vllm
 from trace_pl.engines.vllm.sleep import Sleeper
 from trace_pl.engines.vllm.weights import load_weights, weight_differences
@@ -92,11 +92,7 @@ class VLLMEngine(RolloutEngine):
         with kept_state(), quiet_output(is_quiet):
             self._vllm = import_vllm()
             self._is_cpu = bool(self._vllm.platforms.current_platform.is_cpu())
-            if record_experts and self._is_cpu:
-                raise ConfigError(
-                    "Expected a GPU for data.engine.init_args.record_experts of VLLMEngine, got "
-                    "none. Use trace_pl.engines.HFEngine."
-                )
+            _require_gpu_to_record(record_experts, self._is_cpu)
             self._engine = start_vllm(
                 self._vllm,
                 path,
@@ -166,7 +162,7 @@ class VLLMEngine(RolloutEngine):
                 self._engine.collective_rpc(load_weights, args=(named_tensors,))
             is_reset = self._engine.reset_prefix_cache()
         if not is_reset:
-            raise RolloutError("Expected vLLM to drop its cached prefixes, got a refusal.")
+            raise RolloutError("vLLM refused to drop the prefixes cached with the old weights.")
         self.version = version
 
     def sleep(self) -> None:
@@ -210,12 +206,8 @@ class VLLMEngine(RolloutEngine):
 
     def close(self) -> None:
         """Stop vLLM, and take down the process group if vLLM made it."""
-        self._engine.engine_core.shutdown()
+        stop_engine(self._engine, self._owns_group)
         del self._engine
-        if self._owns_group:
-            state = importlib.import_module("vllm.distributed.parallel_state")
-            state.destroy_model_parallel()
-            state.destroy_distributed_environment()
 
     # --- details ----------------------------------------------------------------------------
 
@@ -234,3 +226,11 @@ class VLLMEngine(RolloutEngine):
 
 def _recorded(experts: np.ndarray | None) -> Tensor | None:
     return None if experts is None else torch.from_numpy(experts.astype(np.int16))
+
+
+def _require_gpu_to_record(record_experts: bool, is_cpu: bool) -> None:
+    if record_experts and is_cpu:
+        raise ConfigError(
+            "Expected a GPU for data.engine.init_args.record_experts of VLLMEngine, got none. Use "
+            "trace_pl.engines.HFEngine."
+        )

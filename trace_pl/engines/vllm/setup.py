@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import sys
@@ -21,7 +20,8 @@ from trace_pl.engines.protocol import (
     SamplingSettings,
     stream_seed,
 )
-from trace_pl.errors import ConfigError
+from trace_pl.engines.vllm.internals import register_model_class
+from trace_pl.errors import ConfigError, one_line
 
 _GIB = 2**30
 
@@ -94,10 +94,9 @@ def start_vllm(
     try:
         return vllm.LLMEngine.from_engine_args(arguments)
     except (ValueError, MemoryError, torch.OutOfMemoryError) as error:
-        reason = " ".join(str(error).split())[:400]
         raise ConfigError(
-            f"Expected vLLM to start '{path}' with sequences of {max_model_len} tokens and "
-            f"{kv_cache_gib} GiB of cache, got: {reason} Change `data.engine.init_args`."
+            f"vLLM could not start '{path}' with sequences of {max_model_len} tokens and "
+            f"{kv_cache_gib} GiB of cache: {one_line(error)} Change `data.engine.init_args`."
         ) from error
 
 
@@ -124,21 +123,6 @@ def _executor() -> str:
     os.environ.setdefault("RANK", str(distributed.get_rank()))
     os.environ.setdefault("LOCAL_RANK", "0")
     return "external_launcher"
-
-
-def register_model_class(vllm: ModuleType, path: str) -> None:
-    """Tell vLLM the class of a local model.
-
-    Otherwise it starts a second interpreter to look at the class, which takes about 10 s for the
-    first model of its kind on a machine.
-    """
-    config = Path(path) / "config.json"
-    if not config.is_file():
-        return
-    for architecture in json.loads(config.read_text()).get("architectures", []):
-        known = vllm.ModelRegistry.models.get(architecture)
-        if known is not None:
-            vllm.ModelRegistry.register_model(architecture, known.load_model_cls())
 
 
 def require_memory(kv_cache_gib: float) -> None:

@@ -41,7 +41,7 @@ class Sleeper:
         freed = free_bytes() - before
         if freed <= 0:
             raise RolloutError(
-                f"Expected vLLM to free memory when it sleeps, got {freed} bytes. Set "
+                f"vLLM freed no memory when it went to sleep ({freed} bytes). Set "
                 "`data.engine.init_args.sleep_while_training` to false."
             )
         logger.info("vLLM sleeps and frees %.2f GiB.", freed / 2**30)
