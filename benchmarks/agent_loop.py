@@ -28,11 +28,11 @@ from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.tasks.closed_web.task import ClosedWebTask
 from trace_pl.tasks.rewards import ExactMatchReward
 from trace_pl.tools.protocol import Toolbox, ToolSession
-from trace_pl.types import Rollout, ToolCall, ToolResult
+from trace_pl.types import Question, Rollout, ToolCall, ToolResult
 
 
 @dataclass(frozen=True)
-class SlowTools:
+class SlowTools(Toolbox):
     """Tools that answer after exponential times, the same for the same question and turn."""
 
     tools: Toolbox
@@ -42,13 +42,14 @@ class SlowTools:
         """Return the schemas of the tools."""
         return self.tools.schemas()
 
-    def session(self, question: str, /) -> ToolSession:
+    def session(self, question: Question, /) -> ToolSession:
         """Return tools for one rollout."""
-        return SlowSession(self.tools.session(question), self.latency_s, random.Random(question))
+        draws = random.Random(question.text)
+        return SlowSession(self.tools.session(question), self.latency_s, draws)
 
 
 @dataclass(frozen=True)
-class SlowSession:
+class SlowSession(ToolSession):
     """One rollout's slow tools."""
 
     session: ToolSession

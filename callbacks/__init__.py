@@ -3,6 +3,7 @@
 from callbacks.anchors import GiGPOAnchor, OutcomeOnly, TraceAnchor
 from callbacks.backups import KStepTD, MonteCarlo, PositiveGain, ReturnToGo
 from callbacks.controls import EvidenceProber, FlippedCredit, NoisyCredit, ShuffledCredit
+from callbacks.environment_prober import EnvironmentProber
 from callbacks.group_anchors import (
     A2TGPOAnchor,
     AnswerLikelihood,
@@ -21,6 +22,7 @@ from callbacks.value_curve import ValueCurve
 __all__ = [
     "A2TGPOAnchor",
     "AnswerLikelihood",
+    "EnvironmentProber",
     "EvidenceProber",
     "FixedTokenSegmenter",
     "FlippedCredit",

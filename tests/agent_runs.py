@@ -8,6 +8,7 @@ from trace_pl.rollout.chat.call_formats import HermesFormat
 from trace_pl.rollout.chat.template import ChatTemplate
 from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.tasks.rewards import ExactMatchReward
+from trace_pl.tools.protocol import Toolbox
 from trace_pl.types import Question, ToolResult
 
 ENDOFTEXT = 0  # ends a text by the model's own settings, beside the template's <|im_end|>
@@ -25,10 +26,11 @@ def page(question, call, number):
 
 
 def make_loop(script, tools=page, limits=LIMITS, reward=None, **engine_settings):
-    """Return a scripted engine and an agent loop on it."""
+    """Return a scripted engine and an agent loop on it, with a function or a toolbox as tools."""
     engine = ScriptedEngine(TEMPLATE, script, **engine_settings)
     reward = reward or ExactMatchReward()
-    return engine, AgentLoop(engine, TEMPLATE, FunctionTools(tools), HermesFormat(), reward, limits)
+    toolbox = tools if isinstance(tools, Toolbox) else FunctionTools(tools)
+    return engine, AgentLoop(engine, TEMPLATE, toolbox, HermesFormat(), reward, limits)
 
 
 def run(

@@ -3,7 +3,7 @@
 from trace_pl.tools.browser import Browser
 from trace_pl.tools.corpus import Corpus, Document
 from trace_pl.tools.index import Bm25Index
-from trace_pl.types import ToolCall, ToolResult
+from trace_pl.types import Question, ToolCall, ToolResult
 
 TOWER = Document(
     "d1",
@@ -31,7 +31,7 @@ class Caller:
     """Calls the tools of one session by keyword."""
 
     def __init__(self, browser_: Browser, question: str = "Who built Arden Tower?") -> None:
-        self.session = browser_.session(question)
+        self.session = browser_.session(Question("q", question, ("x",)))
 
     def __call__(self, name: str, **arguments: object) -> ToolResult:
         return self.session.call(ToolCall(name, arguments))

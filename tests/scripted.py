@@ -8,7 +8,8 @@ from torch import Tensor
 
 from trace_pl.engines.protocol import Completion, GenerationRequest, RolloutEngine
 from trace_pl.rollout.chat.template import ChatTemplate
-from trace_pl.types import ToolCall, ToolResult
+from trace_pl.tools.protocol import Toolbox, ToolSession
+from trace_pl.types import Question, ToolCall, ToolResult
 
 SCHEMA = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
 
@@ -89,7 +90,7 @@ def rollout_name(request: GenerationRequest) -> str:
     return f"{question}/{index}"
 
 
-class FunctionTools:
+class FunctionTools(Toolbox):
     """A toolbox whose only tool is a function of (question, call, number of calls before)."""
 
     def __init__(self, function: Callable[[str, ToolCall, int], ToolResult]) -> None:
@@ -98,11 +99,11 @@ class FunctionTools:
     def schemas(self) -> list[dict[str, Any]]:
         return [SCHEMA]
 
-    def session(self, question: str) -> "FunctionSession":
-        return FunctionSession(self.function, question)
+    def session(self, question: Question) -> "FunctionSession":
+        return FunctionSession(self.function, question.text)
 
 
-class FunctionSession:
+class FunctionSession(ToolSession):
     """The calls of one rollout."""
 
     def __init__(self, function: Callable[[str, ToolCall, int], ToolResult], question: str) -> None:

@@ -38,6 +38,8 @@ class StopReason(StrEnum):
     """The trajectory reached its own token limit."""
     LENGTH = "length"
     """One response reached the limit for a single response."""
+    DONE = "done"
+    """The environment came to its end."""
     TOOL_FAILURE = "tool_failure"
     """Too many tool errors in a row."""
     INFRASTRUCTURE = "infrastructure"
@@ -121,6 +123,10 @@ class ToolResult:
     """Documents that this result shows to the policy, be it only by a line."""
     opened: tuple[str, ...] = ()
     """Those of them that it shows in full."""
+    score: float | None = None
+    """What the environment pays for this turn; None where it pays for none."""
+    done: bool = False
+    """Whether the environment has come to its end, which ends the rollout."""
 
 
 @dataclass(frozen=True, slots=True)

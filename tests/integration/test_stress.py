@@ -18,6 +18,7 @@ from trace_pl.rollout.chat.template import ChatTemplate
 from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.tasks.closed_web.task import ClosedWebTask
 from trace_pl.tasks.rewards import ExactMatchReward
+from trace_pl.tools.protocol import Toolbox, ToolSession
 from trace_pl.training.buffer import BatchPlan, RolloutBuffer
 from trace_pl.types import StopReason, TokenKind, ToolResult
 
@@ -25,7 +26,7 @@ NUM_QUESTIONS, GROUP_SIZE = 125, 8
 LIMITS = AgentLimits(3, 40, 256, max_consecutive_errors=2, tool_timeout_s=0.5, tool_retries=1)
 
 
-class MoodyTools:
+class MoodyTools(Toolbox):
     """The closed web's tools, each answering after some milliseconds, if at all."""
 
     def __init__(self, tools):
@@ -40,7 +41,7 @@ class MoodyTools:
         return MoodySession(self, self.tools.session(question))
 
 
-class MoodySession:
+class MoodySession(ToolSession):
     def __init__(self, owner, session):
         self.owner = owner
         self.session = session

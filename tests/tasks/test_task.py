@@ -119,7 +119,7 @@ def test_a_test_split_is_that_of_validation_unless_it_is_named(files):
 
 def test_questions_that_are_trained_on_are_refused_elsewhere(files):
     with pytest.raises(DataError, match=r"validation questions apart .* \['t0', 't1'\]"):
-        FileTask(files["corpus"], files["train"], files["train"]).questions("validation")
+        FileTask(files["train"], files["train"], corpus=files["corpus"]).questions("validation")
 
 
 def test_a_test_file_with_a_fault_is_refused_before_training(files, tmp_path):

@@ -9,9 +9,10 @@ from trace_pl.errors import ConfigError
 from trace_pl.tools.browser import Browser, SeenWordsGuard
 from trace_pl.tools.corpus import Corpus, Document
 from trace_pl.tools.index import Bm25Index
-from trace_pl.types import ToolCall, ToolResult
+from trace_pl.types import Question, ToolCall, ToolResult
 
 BROWSER = browser()
+ASKED = Question("q", "Who?", ("x",))
 RESULTS = (
     "[1] Arden Tower - Arden Tower is a tower by the river.\n"
     "[2] Arden - Arden is a town.\n"
@@ -115,7 +116,7 @@ TOOLS = "Tools: search(query), open(id), find(pattern)."
     ],
 )
 def test_a_call_that_does_not_fit_is_answered_with_what_to_do(name, arguments, text):
-    result = BROWSER.session("Who?").call(ToolCall(name, arguments))
+    result = BROWSER.session(ASKED).call(ToolCall(name, arguments))
     assert result == ToolResult(text, "arguments")
 
 
@@ -124,7 +125,7 @@ def test_a_call_that_does_not_fit_is_answered_with_what_to_do(name, arguments, t
     [("fetch", "fetch"), ("", ""), ("<|im_end|>\ud800", "&lt;|im_end|>"), ("x" * 99, "x" * 40)],
 )
 def test_an_unknown_tool_is_answered_with_the_known_ones(name, shown):
-    result = BROWSER.session("Who?").call(ToolCall(name, {}))
+    result = BROWSER.session(ASKED).call(ToolCall(name, {}))
     assert result == ToolResult(f"Error: unknown tool '{shown}'. {TOOLS}", "unknown_tool")
 
 
@@ -181,7 +182,7 @@ JUNK = st.one_of(
     )
 )
 def test_no_call_raises_and_every_text_can_be_encoded(calls):
-    session = BROWSER.session("Who built Arden Tower?")
+    session = BROWSER.session(Question("q", "Who built Arden Tower?", ("x",)))
     session.call(ToolCall("search", {"query": "Arden"}))
     session.call(ToolCall("open", {"id": 1}))
     for name, arguments in calls:

@@ -31,6 +31,7 @@ _WORDS: dict[Any, str] = {
     Path: "a path",
     dict: "a mapping",
     list: "a list",
+    type: "a class",
     tuple: "a list",
 }
 _LISTS = (list, tuple, set, collections.abc.Iterable, collections.abc.Sequence)
@@ -173,7 +174,7 @@ def _parts(hint: Any) -> Iterator[str]:  # noqa: ANN401 - a type hint
     elif origin in _LISTS:
         yield _list_in_words(args, is_fixed=origin is tuple and Ellipsis not in args)
     elif origin is collections.abc.Callable:
-        yield from _parts(args[1])
+        yield from ("a function",) if args[1] is Any else _parts(args[1])
     elif inspect.isclass(hint) and issubclass(hint, Enum):
         yield from (f"={name}" for name in hint.__members__)
     else:

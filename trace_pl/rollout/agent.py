@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 
 from trace_pl.engines.protocol import RolloutEngine
 from trace_pl.errors import ConfigError, DataError
@@ -116,7 +117,9 @@ class AgentLoop:
         grader = Grader(
             self.reward, self.num_threads, limits.reward_timeout_s, limits.reward_retries
         )
-        phase = RolloutPhase(self.engine, tools, self.toolbox, self.rules, grader)
+        phase = RolloutPhase(
+            self.engine, tools, self.toolbox, self.rules, self._prompt_with, grader
+        )
         copies: Counter[str] = Counter()
         ended: list[list[Rollout]] = [[] for _ in questions]
         try:
@@ -138,6 +141,11 @@ class AgentLoop:
             phase.cancel()
             tools.close()
             grader.close()
+
+    def _prompt_with(self, question: Question, said: str) -> list[int]:
+        """Return the prompt of a question with what the tools of a rollout say at first."""
+        longer = replace(question, text=f"{question.text}\n\n{said}")
+        return prompt_of(longer, self.template, self.limits, self.system_prompt)
 
 
 def prompt_of(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from trace_pl.errors import RolloutError
@@ -43,16 +44,19 @@ def require_result(result: object, tool: str) -> ToolResult:
     if not isinstance(result, ToolResult) or not isinstance(result.text, str):
         got = f"one with {result.text!r}" if isinstance(result, ToolResult) else repr(result)
         raise RolloutError(f"Expected a ToolResult with a text from tool '{tool}', got {got[:80]}.")
+    if result.score is not None and not math.isfinite(result.score):
+        raise RolloutError(f"Expected a finite score from tool '{tool}', got {result.score}.")
     return result
 
 
 def clean_result(result: ToolResult) -> ToolResult:
     """Return a result whose every text is cleaned."""
-    return ToolResult(
-        clean_text(result.text),
-        None if result.error is None else clean_text(result.error),
-        tuple(map(clean_text, result.docids)),
-        tuple(map(clean_text, result.opened)),
+    return replace(
+        result,
+        text=clean_text(result.text),
+        error=None if result.error is None else clean_text(result.error),
+        docids=tuple(map(clean_text, result.docids)),
+        opened=tuple(map(clean_text, result.opened)),
     )
 
 

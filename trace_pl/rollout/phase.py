@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 
 from trace_pl.engines.protocol import Completion, GenerationRequest, RolloutEngine
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.call_runner import CallOutcome, CallRunner
 from trace_pl.rollout.clean import require_result
+from trace_pl.rollout.closer import Closer
 from trace_pl.rollout.grading import Grader, require_grade
 from trace_pl.rollout.progress import RolloutCounts
-from trace_pl.rollout.record import TokenRecord
+from trace_pl.rollout.record import prompt_record
 from trace_pl.rollout.trajectory import AgentRules, Finish, Reject, Trajectory
 from trace_pl.text import clean_text
-from trace_pl.tools.protocol import Toolbox
-from trace_pl.types import Grade, Question, Rollout, StopReason, TokenKind, ToolCall, ToolResult
+from trace_pl.tools.protocol import Toolbox, ToolSession
+from trace_pl.types import Grade, Question, Rollout, StopReason, ToolCall, ToolResult
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class RolloutPhase:
         tools: runs tool calls.
         toolbox: makes the tools of each rollout.
         rules: what a response or an observation means.
+        prompt_with: makes the prompt of a question and what its tools say at first.
         grader: grades finished rollouts.
     """
 
@@ -46,16 +49,20 @@ class RolloutPhase:
         tools: CallRunner[ToolResult],
         toolbox: Toolbox,
         rules: AgentRules,
+        prompt_with: Callable[[Question, str], Sequence[int]],
         grader: Grader,
     ) -> None:
         self.engine = engine
         self.tools = tools
         self.toolbox = toolbox
         self.rules = rules
+        self.prompt_with = prompt_with
         self.grader = grader
         self.counts = RolloutCounts()
         self._version = engine.version
         self._generating: dict[str, Trajectory] = {}
+        self._closer = Closer(rules.limits.tool_timeout_s)
+        self._opening: dict[str, Trajectory] = {}
         self._acting: dict[str, tuple[Trajectory, ToolCall, str]] = {}
         self._grading: dict[str, tuple[Trajectory, Finish]] = {}
         self._ended: list[tuple[int, Rollout]] = []
@@ -65,7 +72,9 @@ class RolloutPhase:
     @property
     def is_working(self) -> bool:
         """Whether :meth:`advance` has something to do or to tell."""
-        return bool(self._generating or self._acting or self._grading or self._ended)
+        return bool(
+            self._generating or self._opening or self._acting or self._grading or self._ended
+        )
 
     def start(
         self, position: int, question: Question, index: int, stream: str, prompt: Sequence[int]
@@ -79,12 +88,10 @@ class RolloutPhase:
             stream: names its random numbers.
             prompt: token ids of the prompt.
         """
-        record = TokenRecord()
-        record.append(prompt, TokenKind.PROMPT)
-        session = self.toolbox.session(question.text)
+        session = self.toolbox.session(question)
         self._count(total=1)
-        started = time.monotonic()
-        self._generate(Trajectory(position, question, index, stream, 0, session, record, started))
+        record, started = prompt_record(prompt), time.monotonic()
+        self._begin(Trajectory(position, question, index, stream, 0, session, record, started))
 
     def advance(self) -> list[tuple[int, Rollout]]:
         """Make one step of the engine and take in the results and grades that are there.
@@ -103,14 +110,15 @@ class RolloutPhase:
                 )
             for completion in self.engine.step():
                 self._on_completion(completion)
-        if self._acting:
+        if self._acting or self._opening:
             # While the engine has work it is not kept waiting: fast tools make the next step.
             wait_s = 0.0 if self._generating else _IDLE_WAIT_S
             for outcome in self.tools.poll(wait_s):
                 self._on_tool(outcome)
         if self._grading:
             # Nothing else waits for a grade, so it comes last.
-            wait_s = 0.0 if self._generating or self._acting else _IDLE_WAIT_S
+            waits = self._generating or self._acting or self._opening
+            wait_s = 0.0 if waits else _IDLE_WAIT_S
             for graded in self.grader.poll(wait_s):
                 self._on_grade(graded)
         self._end_late()
@@ -134,11 +142,26 @@ class RolloutPhase:
     def cancel(self) -> None:
         """Forget every rollout that has not ended, also in the engine and on the threads."""
         self.engine.cancel(list(self._generating))
-        self.tools.cancel(list(self._acting))
+        self.tools.cancel([*self._acting, *self._opening])
         self.grader.cancel(list(self._grading))
+        cancelled = [*self._generating.values(), *self._opening.values()]
+        cancelled += [trajectory for trajectory, *_ in self._acting.values()]
+        for trajectory in cancelled:
+            self._close(trajectory)
+        self._closer.wait()
         self._generating.clear()
+        self._opening.clear()
         self._acting.clear()
         self._grading.clear()
+
+    def _begin(self, trajectory: Trajectory) -> None:
+        """Open the tools if they have to be, then ask for the first response."""
+        if not trajectory.session.has_opening:
+            self._generate(trajectory)
+            return
+        key = f"open-{next(_NUMBERS)}"
+        self._opening[key] = trajectory
+        self.tools.submit(key, partial(_open, trajectory.session))
 
     def _generate(self, trajectory: Trajectory) -> None:
         """Ask the engine for the next response, if there is room for one."""
@@ -180,28 +203,38 @@ class RolloutPhase:
 
     def _on_tool(self, outcome: CallOutcome[ToolResult]) -> None:
         """Take a tool's result in, or begin the rollout anew if the tool's service failed."""
-        if outcome.key not in self._acting:
-            return
-        trajectory, call, note = self._acting.pop(outcome.key)
-        if outcome.result is not None:
-            result = outcome.result
-            self._observe(trajectory, call, replace(result, text=note + result.text))
-            return
+        if outcome.key in self._opening:
+            trajectory = self._opening.pop(outcome.key)
+            if outcome.result is None:
+                self._restart(trajectory, "the opening of the tools", outcome.failure)
+                return
+            if said := clean_text(outcome.result.text):
+                trajectory.record = prompt_record(self.prompt_with(trajectory.question, said))
+            self._generate(trajectory)
+        elif outcome.key in self._acting:
+            trajectory, call, note = self._acting.pop(outcome.key)
+            if outcome.result is None:
+                self._restart(trajectory, f"tool '{call.name}'", outcome.failure)
+                return
+            result = replace(outcome.result, text=note + outcome.result.text)
+            self._observe(trajectory, call, result)
+
+    def _restart(self, trajectory: Trajectory, what: str, failure: str | None) -> None:
+        """Begin a rollout anew with fresh tools, once; then leave it out."""
         self._count(tool_errors=1)
-        failure = clean_text(str(outcome.failure))
-        self._last_failure = f"tool '{call.name}' in rollout {trajectory.id}: {failure}"
+        self._last_failure = f"{what} in rollout {trajectory.id}: {clean_text(str(failure))}"
         logger.warning("Infrastructure failure of %s", self._last_failure)
         if trajectory.attempt + 1 >= _MAX_ATTEMPTS:
             self._finish(trajectory, Finish(StopReason.INFRASTRUCTURE))
             return
-        record = TokenRecord()
-        prompt = trajectory.record.token_ids[: trajectory.record.prompt_length]
-        record.append(prompt, TokenKind.PROMPT)
+        self._close(trajectory)
         trajectory.attempt += 1
-        trajectory.record = record
-        trajectory.session = self.toolbox.session(trajectory.question.text)
+        record = trajectory.record
+        trajectory.record = prompt_record(record.token_ids[: record.prompt_length])
+        trajectory.session = self.toolbox.session(trajectory.question)
+        trajectory.is_closed = False
         trajectory.consecutive_errors = 0
-        self._generate(trajectory)
+        self._begin(trajectory)
 
     def _observe(self, trajectory: Trajectory, call: ToolCall, result: ToolResult) -> None:
         """Give an observation to a rollout and let it go on."""
@@ -218,6 +251,7 @@ class RolloutPhase:
 
     def _finish(self, trajectory: Trajectory, end: Finish) -> None:
         """End a rollout, once it is graded if it counts."""
+        self._close(trajectory)
         if not end.reason.counts:
             self._end(trajectory, end, _NO_GRADE)
             return
@@ -255,12 +289,14 @@ class RolloutPhase:
             return
         begin = time.monotonic() - limit_s
         generating = [key for key, t in self._generating.items() if t.started < begin]
+        opening = [key for key, t in self._opening.items() if t.started < begin]
         acting = [key for key, (t, *_) in self._acting.items() if t.started < begin]
         grading = [key for key, (t, _) in self._grading.items() if t.started < begin]
         self.engine.cancel(generating)
-        self.tools.cancel(acting)
+        self.tools.cancel([*opening, *acting])
         self.grader.cancel(grading)
         late = [self._generating.pop(key) for key in generating]
+        late += [self._opening.pop(key) for key in opening]
         late += [self._acting.pop(key)[0] for key in acting]
         late += [self._grading.pop(key)[0] for key in grading]
         for trajectory in late:
@@ -268,6 +304,17 @@ class RolloutPhase:
             logger.warning("Left out: %s", self._last_failure)
             self._finish(trajectory, Finish(StopReason.DEADLINE))
 
+    def _close(self, trajectory: Trajectory) -> None:
+        """Close the tools of a rollout, once."""
+        if not trajectory.is_closed:
+            trajectory.is_closed = True
+            self._closer.close(trajectory.session)
+
     def _count(self, **more: int) -> None:
         values = {name: getattr(self.counts, name) + number for name, number in more.items()}
         self.counts = replace(self.counts, **values)
+
+
+def _open(session: ToolSession) -> ToolResult:
+    """Open a session on the thread that runs calls; what it says comes back as a result's text."""
+    return ToolResult(str(session.open()))

@@ -125,3 +125,10 @@ class TokenRecord:
         whole = self.experts.new_full((len(self), *self.experts.shape[1:]), -1)
         whole[: len(self.experts)] = self.experts
         return whole
+
+
+def prompt_record(prompt: Sequence[int]) -> TokenRecord:
+    """Return the record of a rollout that has only its prompt."""
+    record = TokenRecord()
+    record.append(prompt, TokenKind.PROMPT)
+    return record

@@ -76,6 +76,8 @@ class Trajectory:
     record: TokenRecord
     started: float
     """``time.monotonic()`` at the start of its first attempt."""
+    is_closed: bool = False
+    """Whether its session was given up."""
     consecutive_errors: int = 0
     num_requests: int = 0
     """Responses asked for, those of a failed attempt included."""
@@ -181,6 +183,8 @@ class AgentRules:
         trajectory.consecutive_errors += 1
         if result.error is None:
             trajectory.consecutive_errors = 0
+        if result.done:
+            return StopReason.DONE
         if trajectory.consecutive_errors >= self.limits.max_consecutive_errors:
             return StopReason.TOOL_FAILURE
         return None

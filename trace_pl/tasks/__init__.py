@@ -5,10 +5,11 @@ from trace_pl.tasks.file_task import FileTask
 from trace_pl.tasks.matching import exact_match, normalize_answer, token_f1
 from trace_pl.tasks.protocol import Split, Task
 from trace_pl.tasks.questions import load_questions
-from trace_pl.tasks.rewards import ExactMatchReward, TokenF1Reward
+from trace_pl.tasks.rewards import EnvironmentReward, ExactMatchReward, TokenF1Reward
 
 __all__ = [
     "ClosedWebTask",
+    "EnvironmentReward",
     "ExactMatchReward",
     "FileTask",
     "Split",

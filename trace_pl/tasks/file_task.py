@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trace_pl.errors import DataError
+from trace_pl.errors import ConfigError, DataError
 from trace_pl.tasks.protocol import Split, Task
 from trace_pl.tasks.questions import load_questions
 from trace_pl.tools.browser import Browser
@@ -16,23 +16,24 @@ from trace_pl.types import Question
 
 
 class FileTask(Task):
-    """Questions in JSONL files over a corpus in a JSONL file, searched with a browser.
+    """Questions in JSONL files, by default over a corpus in a JSONL file, searched with a browser.
 
     Args:
-        corpus: One document a line: ``id``, ``title``, ``text``.
         train: Questions, one a line: ``id``, ``question``, ``answer``, ``answer_aliases``.
         validation: Held-out questions.
         test: Questions for ``trace-pl test``; None means those of ``validation``.
+        corpus: One document a line: ``id``, ``title``, ``text``. None where `data.tools` gives
+            other tools than a search of documents.
         index: Given the corpus, finds documents in it.
         browser: Given corpus and index, makes the tools.
     """
 
     def __init__(
         self,
-        corpus: str,
         train: str,
         validation: str,
         test: str | None = None,
+        corpus: str | None = None,
         index: Callable[[Corpus], SearchIndex] = StoredBm25Index,
         browser: Callable[[Corpus, SearchIndex], Browser] = Browser,
     ) -> None:
@@ -65,6 +66,14 @@ class FileTask(Task):
         return questions
 
     def toolbox(self) -> Toolbox:
-        """Return a browser over the corpus."""
+        """Return a browser over the corpus.
+
+        Raises:
+            ConfigError: if there is no corpus.
+        """
+        if self.corpus is None:
+            raise ConfigError(
+                "Expected data.task.init_args.corpus, or other tools as data.tools, got neither."
+            )
         corpus = Corpus.from_jsonl(self.corpus)
         return self.make_browser(corpus, self.make_index(corpus))

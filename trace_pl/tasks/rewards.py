@@ -37,6 +37,24 @@ class ExactMatchReward(Reward):
         return Grade(float(is_correct) + self.format_bonus * has_form, is_correct)
 
 
+class EnvironmentReward(Reward):
+    """The sum of what an environment paid for the turns; right is what reaches a threshold.
+
+    For tools with a ``reward()``, see :class:`trace_pl.tools.EnvironmentTools`.
+
+    Args:
+        threshold: sum from which a rollout counts as right.
+    """
+
+    def __init__(self, threshold: float = 1.0) -> None:
+        self.threshold = threshold
+
+    def __call__(self, question: Question, answer: str | None, turns: Sequence[Turn]) -> Grade:
+        """Return the grade."""
+        paid = sum(turn.result.score or 0.0 for turn in turns)
+        return Grade(paid, paid >= self.threshold)
+
+
 class TokenF1Reward(Reward):
     """The share of words that the answer has in common with a gold answer; right is what equals.
 

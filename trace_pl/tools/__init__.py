@@ -2,6 +2,8 @@
 
 from trace_pl.tools.browser import Browser
 from trace_pl.tools.corpus import Corpus, Document
+from trace_pl.tools.environment import EnvironmentTools
+from trace_pl.tools.functions import FunctionTools
 from trace_pl.tools.guards import AllowAll, QueryGuard, SeenWordsGuard
 from trace_pl.tools.index import Bm25Index, Hit, SearchIndex
 from trace_pl.tools.protocol import Toolbox, ToolSession
@@ -13,6 +15,8 @@ __all__ = [
     "Browser",
     "Corpus",
     "Document",
+    "EnvironmentTools",
+    "FunctionTools",
     "Hit",
     "QueryGuard",
     "SearchIndex",

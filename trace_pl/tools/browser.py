@@ -11,14 +11,15 @@ from trace_pl.tools.arguments import FIND, OPEN, SEARCH, TOOLS, ArgumentError
 from trace_pl.tools.corpus import Corpus, Document
 from trace_pl.tools.guards import AllowAll, QueryGuard, SeenWordsGuard
 from trace_pl.tools.index import SearchIndex
-from trace_pl.types import ToolCall, ToolResult
+from trace_pl.tools.protocol import Toolbox, ToolSession
+from trace_pl.types import Question, ToolCall, ToolResult
 
 __all__ = ["AllowAll", "Browser", "BrowserSession", "QueryGuard", "SeenWordsGuard"]
 
 _PREFIX = "browser."
 
 
-class Browser:
+class Browser(Toolbox):
     """Makes sessions over one corpus; shared by all rollouts and never changed by them.
 
     Args:
@@ -65,12 +66,12 @@ class Browser:
         """Return the function schemas of the three tools, as chat templates take them."""
         return [tool.schema() for tool in TOOLS.values()]
 
-    def session(self, question: str) -> BrowserSession:
+    def session(self, question: Question) -> BrowserSession:
         """Return the state of a new rollout over ``question``."""
-        return BrowserSession(self, question)
+        return BrowserSession(self, question.text)
 
 
-class BrowserSession:
+class BrowserSession(ToolSession):
     """What one rollout has searched and opened; the same calls always give the same results.
 
     Args:

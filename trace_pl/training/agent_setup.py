@@ -32,13 +32,14 @@ class AgentSetup:
     """What the policy meets in a rollout. Nothing is loaded before it is asked for.
 
     Args:
-        task: Gives the tools.
+        task: Gives the tools unless others are given.
         model_name: The policy's model, for its tokenizer and the engine.
         limits: Bounds of one rollout.
         call_format: How the policy writes tool calls.
         answer_format: How it states its final answer.
         reward: Grades finished rollouts.
         system_prompt: Put before the instructions on answers and tools.
+        tools: What the policy may call; None means the tools of the task.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class AgentSetup:
         answer_format: AnswerFormat,
         reward: Reward,
         system_prompt: str,
+        tools: Toolbox | None = None,
     ) -> None:
         self.task = task
         self.model_name = model_name
@@ -58,11 +60,12 @@ class AgentSetup:
         self.answer_format = answer_format
         self.reward = reward
         self.system_prompt = system_prompt
+        self.tools = tools
 
     @cached_property
     def toolbox(self) -> Toolbox:
         """The tools, ready for many rollouts at once."""
-        return self.task.toolbox()
+        return self.tools or self.task.toolbox()
 
     @cached_property
     def template(self) -> ChatTemplate:

@@ -25,6 +25,7 @@ from trace_pl.tasks.asked import AskedQuestions
 from trace_pl.tasks.protocol import Split, Task
 from trace_pl.tasks.rewards import ExactMatchReward
 from trace_pl.tasks.stream import QuestionStream
+from trace_pl.tools.protocol import Toolbox
 from trace_pl.training.agent_setup import AgentSetup, EngineFactory
 from trace_pl.training.buffer import BatchPlan, RolloutBuffer
 from trace_pl.training.epoch_plan import EpochPlan
@@ -73,6 +74,7 @@ class RolloutDataModule(lightning.LightningDataModule):
             from the weights before its steps, and the loss weighs them for that. The engine has to
             run in a process of its own. A resumed run collects what was under way anew, from newer
             weights. 0 trains on nothing but the newest policy's rollouts.
+        tools: What the policy may call; None means the tools of the task.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         extra_questions: int = 0,
         max_staleness: Literal[0, 1] = 0,
         test_questions: int | None = None,
+        tools: Toolbox | None = None,
     ) -> None:
         """Store settings; nothing heavy happens before :meth:`open`.
 
@@ -122,6 +125,7 @@ class RolloutDataModule(lightning.LightningDataModule):
             answer_format or AnswerTags(),
             reward or ExactMatchReward(),
             system_prompt,
+            tools,
         )
         self.make_engine = engine
         self.parity_tolerance = parity_tolerance

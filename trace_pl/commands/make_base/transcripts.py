@@ -65,12 +65,12 @@ class Demonstrator:
 
     def transcript(self, chain: Chain, noise: Noise, rng: random.Random) -> Transcript:
         """Return one walk along ``chain``."""
-        question = self.web.question(chain).text
+        question = self.web.question(chain)
         session = self.browser.session(question)
         turns: list[tuple[str, str]] = []
         for action, call in self._walk(chain, noise, rng, session):
             turns.append((action, session.call(call).text if call else ""))
-        return Transcript(question, tuple(turns))
+        return Transcript(question.text, tuple(turns))
 
     def probed_transcript(self, chain: Chain, noise: Noise, rng: random.Random) -> Transcript:
         """Return a walk that is cut at a random boundary and followed by the gold answer.
