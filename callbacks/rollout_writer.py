@@ -107,7 +107,8 @@ def rollout_record(
     message that made call k; the result of the call is the message after it. ``logprob`` is the sum
     of the sampling log-probs, in nats.
     """
-    messages: list[Mapping[str, Any]] = [*template.opening(system_prompt, rollout.question.text)]
+    asked = rollout.question.text + rollout.opening
+    messages: list[Mapping[str, Any]] = [*template.opening(system_prompt, asked)]
     turns = []
     for turn in rollout.turns:
         span = slice(turn.action_start, turn.action_stop)
@@ -118,6 +119,7 @@ def rollout_record(
                 "arguments": dict(turn.call.arguments),
                 "error": turn.result.error,
                 "docids": list(turn.result.docids),
+                "score": turn.result.score,
                 "tokens": turn.action_stop - turn.action_start,
                 "logprob": _sum(rollout, span),
             }

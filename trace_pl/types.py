@@ -178,6 +178,8 @@ class Rollout:
     experts: Tensor | None = None
     """(T, N layers, K) int16, the experts that read each token when it was sampled from, -1 where
     that is not known; None if the engine did not record them."""
+    opening: str = ""
+    """What the tools said in the prompt, right after the question."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.token_ids), len(self.kinds), len(self.logprobs)}

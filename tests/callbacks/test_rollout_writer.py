@@ -51,6 +51,7 @@ def test_a_record_holds_all_that_was_said_once_and_how_it_ended():
                 "arguments": {"query": "Arden"},
                 "error": None,
                 "docids": ["d0"],
+                "score": None,
                 "tokens": num_call,
             }
         ],

@@ -8,6 +8,7 @@ import pytest
 from agent_runs import LIMITS, TEMPLATE, make_loop, question
 from scripted import search
 
+from callbacks.rollout_writer import rollout_record
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.tasks import EnvironmentReward
@@ -75,6 +76,7 @@ def test_an_environment_is_reset_with_the_row_and_speaks_at_the_end_of_the_promp
     assert environment.asked == {"level": 4, "id": "q1", "question": "Win."}
     prompt = TEMPLATE.decode(rollout.token_ids[: rollout.prompt_length].tolist())
     assert "Win.\n\nLevel 4.<|im_end|>" in prompt
+    assert rollout_record(rollout, TEMPLATE)["messages"][-4]["content"] == "Win.\n\nLevel 4."
     assert environment.num_closed == 1
 
 

@@ -6,7 +6,7 @@ from random_models import make_qwen3, make_qwen3_moe
 
 from trace_pl.engines.transformers import HFEngine
 from trace_pl.errors import WeightSyncError
-from trace_pl.models import packed_attention
+from trace_pl.models import attention
 from trace_pl.models.loading import load_model
 from trace_pl.models.names import BUILT_IN_BASE, resolve_model
 from trace_pl.models.weights import policy_tensors
@@ -232,13 +232,13 @@ class RoughEngine(HFEngine):
     """Attends with 10 bits of mantissa, as a GPU does that multiplies float32 in TF32."""
 
     def prompt_logprobs(self, token_ids):
-        exact = packed_attention.scaled_dot_product_attention
+        exact = attention.scaled_dot_product_attention
 
         def rough(q, k, v, *args, **kwargs):
             return exact(*(self.rounded(x) for x in (q, k, v)), *args, **kwargs)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packed_attention, "scaled_dot_product_attention", rough)
+            patch.setattr(attention, "scaled_dot_product_attention", rough)
             return super().prompt_logprobs(token_ids)
 
     @staticmethod

@@ -142,9 +142,9 @@ class AgentLoop:
             tools.close()
             grader.close()
 
-    def _prompt_with(self, question: Question, said: str) -> list[int]:
-        """Return the prompt of a question with what the tools of a rollout say at first."""
-        longer = replace(question, text=f"{question.text}\n\n{said}")
+    def _prompt_with(self, question: Question, opening: str) -> list[int]:
+        """Return the prompt of a question followed by what the tools of a rollout say at first."""
+        longer = replace(question, text=question.text + opening)
         return prompt_of(longer, self.template, self.limits, self.system_prompt)
 
 

@@ -209,7 +209,9 @@ class RolloutPhase:
                 self._restart(trajectory, "the opening of the tools", outcome.failure)
                 return
             if said := clean_text(outcome.result.text):
-                trajectory.record = prompt_record(self.prompt_with(trajectory.question, said))
+                opening = f"\n\n{said}"
+                prompt = self.prompt_with(trajectory.question, opening)
+                trajectory.record = prompt_record(prompt, opening)
             self._generate(trajectory)
         elif outcome.key in self._acting:
             trajectory, call, note = self._acting.pop(outcome.key)
@@ -230,7 +232,7 @@ class RolloutPhase:
         self._close(trajectory)
         trajectory.attempt += 1
         record = trajectory.record
-        trajectory.record = prompt_record(record.token_ids[: record.prompt_length])
+        trajectory.record = prompt_record(record.token_ids[: record.prompt_length], record.opening)
         trajectory.session = self.toolbox.session(trajectory.question)
         trajectory.is_closed = False
         trajectory.consecutive_errors = 0

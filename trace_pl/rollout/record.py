@@ -34,6 +34,7 @@ class TokenRecord:
         self.logprobs: list[float] = []
         self.turns: list[Turn] = []
         self.prompt_length = 0
+        self.opening = ""
         self.experts: Tensor | None = None
         """What the newest completion said of all tokens read for it."""
         self._action = (0, 0)
@@ -117,6 +118,7 @@ class TokenRecord:
             is_correct=grade.is_correct,
             policy_version=policy_version,
             experts=self._padded_experts(),
+            opening=self.opening,
         )
 
     def _padded_experts(self) -> Tensor | None:
@@ -127,8 +129,14 @@ class TokenRecord:
         return whole
 
 
-def prompt_record(prompt: Sequence[int]) -> TokenRecord:
-    """Return the record of a rollout that has only its prompt."""
+def prompt_record(prompt: Sequence[int], opening: str = "") -> TokenRecord:
+    """Return the record of a rollout that has only its prompt.
+
+    Args:
+        prompt: token ids of the prompt.
+        opening: what the tools said in it after the question.
+    """
     record = TokenRecord()
+    record.opening = opening
     record.append(prompt, TokenKind.PROMPT)
     return record
