@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from itertools import chain, zip_longest
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +47,13 @@ class RolloutWriter(Callback):
     def __init__(self, file_name: str = "rollouts.jsonl") -> None:
         """Start with nothing sampled."""
         self.file_name = file_name
-        self._groups: list[RolloutGroup] = []
+        self._groups: dict[int, RolloutGroup] = {}
 
     def on_predict_start(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
     ) -> None:
         """Make sure that a file can be written before anything is sampled for it."""
-        self._groups = []
+        self._groups = {}
         folder = _folder(trainer)
         if is_leader():
             require_writable(folder, "`trainer.logger` or `trainer.default_root_dir`")
@@ -68,7 +68,7 @@ class RolloutWriter(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Keep what was sampled."""
-        self._groups.extend(outputs.groups)
+        self._groups.update(zip(outputs.positions, outputs.groups, strict=True))
 
     def on_predict_epoch_end(
         self, trainer: lightning.Trainer, pl_module: lightning.LightningModule
@@ -81,18 +81,17 @@ class RolloutWriter(Callback):
             "checkpoint": str(trainer.ckpt_path) if trainer.ckpt_path else None,
             "config": str(folder / "config.yaml") if trainer.loggers else None,
         }
-        lines: list[list[str]] = []
-        for group in self._groups:
+        lines: dict[int, list[str]] = {}
+        for position, group in self._groups.items():
             records = [
                 rollout_record(r, data.template, data.agent.system_prompt) for r in group.rollouts
             ]
             records = records or [lost_record(group.question)]
-            lines.append([_line({**record, "run": run}) for record in records])
+            lines[position] = [_line({**record, "run": run}) for record in records]
         ranks = to_leader(lines)
         if is_leader():
-            # Question n is the (n div ranks)-th of rank n mod ranks.
-            dealt = chain.from_iterable(zip_longest(*ranks, fillvalue=[]))
-            written = list(chain.from_iterable(dealt))
+            by_position = dict(sorted(chain.from_iterable(each.items() for each in ranks)))
+            written = list(chain.from_iterable(by_position.values()))
             path = unused_name(folder / self.file_name)
             write_atomically(path, "".join(written))
             print(f"{len(written):,} rollouts in {path}")

@@ -6,8 +6,9 @@ from builders import group
 from lightning.pytorch.callbacks import Callback
 from torch.utils.data import DataLoader
 
-from trace_pl.training.buffer import BatchPlan, RolloutBuffer
+from trace_pl.training.buffer import RolloutBuffer
 from trace_pl.training.module import TraceModule
+from trace_pl.training.row_plan import BatchPlan
 from trace_pl.types import TokenAdvantages
 
 

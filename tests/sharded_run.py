@@ -18,17 +18,19 @@ from torch import distributed
 from torch.utils.data import DataLoader
 
 from trace_pl.credit.pipeline import CreditReport
+from trace_pl.distributed.leader import to_all
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.models import head
 from trace_pl.models.adapters import LoRA
 from trace_pl.probes import Branch, ProbeRequest
 from trace_pl.scoring import BranchedScorer
-from trace_pl.training.buffer import BatchPlan, RolloutBuffer
+from trace_pl.training.buffer import RolloutBuffer
 from trace_pl.training.credit_metrics import experience_metrics
 from trace_pl.training.module import TraceModule
+from trace_pl.training.row_plan import BatchPlan
 from trace_pl.types import ProbeValues, TokenAdvantages
 
-# Three groups: of four ranks the last has nothing, of two the first has more.
+# Three groups: of four ranks the last samples nothing, of two the first samples more.
 GROUPS = [group([0, 1, 0, 1, 1], 0), group([1, 0], 1), group([0, 1, 1], 2)]
 
 
@@ -41,11 +43,10 @@ class SharedExperience(lightning.LightningDataModule):
 
     def train_dataloader(self):
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
-        self.buffer = RolloutBuffer(GROUPS[rank::world_size], self.plan)
+        mine = range(rank, len(GROUPS), world_size)
+        self.buffer = RolloutBuffer([GROUPS[i] for i in mine], self.plan, positions=mine)
+        self.buffer.share()
         self.buffer.assign([advantages(rollout) for rollout in self.buffer.rollouts])
-        if world_size > 1:
-            strategy = self.trainer.strategy
-            self.buffer.share(lambda x, how: strategy.reduce(x, reduce_op=how), world_size)
         self.trainer.accumulate_grad_batches = self.buffer.micro_batches
         return DataLoader(self.buffer, batch_size=None)
 
@@ -80,6 +81,10 @@ class Watch(Callback):
         self.pushed = {}
         self.metrics = {}
         self.exchanges = 0
+        self.num_rows = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.num_rows.append(len(batch.rollout_ids))
 
     def on_train_start(self, trainer, pl_module):
         gather = trainer.strategy.all_gather
@@ -120,7 +125,7 @@ def adamw(parameters):
 
 
 def run(
-    model, strategy="auto", epochs=3, resume=None, save=None, num_steps=1, adapter=None, **settings
+    model, strategy="auto", epochs=3, resume=None, save=None, plan=None, adapter=None, **settings
 ):
     """Train and return losses, scores and where the weights were saved."""
     watch = Watch()
@@ -142,12 +147,14 @@ def run(
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    data = SharedExperience(BatchPlan(num_steps, tokens_per_forward=60))
+    data = SharedExperience(BatchPlan(**{"tokens_per_forward": 60, **(plan or {})}))
     trainer.fit(module, datamodule=data, ckpt_path=resume, weights_only=True)
     if save:
         trainer.save_checkpoint(save)
+    num_rows = to_all(watch.num_rows)
     if trainer.is_global_zero:
         return {
+            "num_rows": num_rows,
             "losses": watch.losses,
             "norms": watch.norms,
             "scores": watch.scores,

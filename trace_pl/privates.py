@@ -19,10 +19,12 @@ if TYPE_CHECKING:  # commands that answer at once import this file
     from lightning.pytorch.loggers import CSVLogger, Logger
     from lightning.pytorch.loggers.csv_logs import ExperimentWriter
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.distributed_c10d import Store
 
 # Whether a class fits a slot is jsonargparse's to say; a second judgement could be another.
 __all__ = [
     "actions_of",
+    "default_store",
     "has_version",
     "implements_protocol",
     "is_protocol",
@@ -81,3 +83,15 @@ def local_part(
 
     part, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return tuple(part), tuple(offset)
+
+
+def default_store() -> Store:
+    """Return the store through which ranks met; in public another one would need its own port.
+
+    It is a clone, for a thread that may use it while another waits for the original.
+    """
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store: Any = _get_default_store()
+    clone: Store = store.clone()  # which torch's own stubs do not know
+    return clone

@@ -94,7 +94,7 @@ def written(folder, groups):
     )
     module, writer = SimpleNamespace(model_name="tiny"), RolloutWriter()
     writer.on_predict_start(trainer, module)
-    batch = EvaluationBatch(groups)
+    batch = EvaluationBatch(dict(enumerate(groups)))
     writer.on_predict_batch_end(trainer, module, batch, batch, 0)
     writer.on_predict_epoch_end(trainer, module)
 
@@ -143,7 +143,7 @@ def test_a_folder_that_can_not_be_written_is_refused_before_anything_is_sampled(
 @pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed", "32-true"])
 def test_the_trainer_leaves_batches_of_rollouts_whole_in_every_precision(precision):
     _, groups = run({"*": [ANSWER]})
-    batch = EvaluationBatch(groups)
+    batch = EvaluationBatch(dict(enumerate(groups)))
     trainer = lightning.Trainer(
         accelerator="cpu", precision=precision, logger=False, enable_checkpointing=False
     )

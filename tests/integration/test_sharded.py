@@ -22,6 +22,7 @@ from trace_pl.rollout.parity import check_parity
 from trace_pl.training.export import export
 
 FSDP, HSDP, OFFLOAD = {}, {"shard_size": 2}, {"reference_on_cpu": True}
+STEPS = {"epochs": 2, "plan": {"num_steps": 2, "num_passes": 2}}
 EXPERTS, HALF = {"expert_parallel_size": 2}, {"compute_dtype": "bfloat16"}
 
 
@@ -80,7 +81,7 @@ def two(models, alone, tmp_path_factory):
         "moe-lora": {**moe, "adapter": {"rank": 2}},
         "dense-half": {**dense, "strategy": HALF},
         "moe-half": {**dealt, "strategy": {**EXPERTS, **HALF}},
-        "steps": {**moe, "epochs": 2, "num_steps": 2, "activation_checkpointing": True},
+        "steps": {**moe, **STEPS, "activation_checkpointing": True},
     }
     return run_ranks(folder, 2, **jobs), folder
 
@@ -159,8 +160,17 @@ def test_dealt_experts_are_resumed_by_ranks_that_hold_all_of_them_and_take_an_ad
     assert found["experts-lora"]["losses"] == close(found["moe-lora"]["losses"])
 
 
-def test_several_steps_and_activation_checkpointing_run_sharded(two):
-    assert two[0]["steps"]["steps"] == 4
+def test_several_steps_and_passes_are_those_of_one_process(models, two):
+    one, found = run(models["moe"], **STEPS), two[0]["steps"]
+    assert found["steps"] == one["steps"] == 8
+    assert found["losses"] == close(one["losses"])
+    assert found["norms"] == pytest.approx(one["norms"], rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["dense-ddp", "moe-fsdp", "moe-experts"])
+def test_ranks_that_sampled_unlike_numbers_train_on_like_ones(two, name):
+    # Eight rollouts of one rank and two of the other, three epochs in forwards of 60 tokens.
+    assert two[0][name]["num_rows"] == [[2, 2, 1] * 3, [2, 2, 1] * 3]
 
 
 def test_an_adapter_is_sharded_saved_alone_and_resumed(two):
@@ -209,11 +219,12 @@ def test_a_checkpoint_without_a_shard_or_for_one_process_is_refused(two, models,
 
 
 def test_four_ranks_shard_in_pairs_that_replicate(alone, two, models, tmp_path):
-    # The fourth rank has no rollouts at all.
+    # The fourth rank has sampled no rollout at all.
     jobs = {name: {"model": model, "strategy": HSDP} for name, model in models.items()}
     jobs["moe-experts"] = {"model": models["moe"], "strategy": {**HSDP, **EXPERTS}}
     resumed = {"model": models["moe"], "strategy": EXPERTS, "resume": str(two[1] / "experts.ckpt")}
     found = run_ranks(tmp_path, 4, **jobs, resumed=resumed)
     for name in jobs:
         assert found[name]["losses"] == close(alone[name.split("-")[0]]["losses"])
+        assert all(min(rank) > 0 for rank in found[name]["num_rows"])
     assert found["resumed"]["losses"] == close(alone["moe"]["losses"][1:])

@@ -19,7 +19,8 @@ from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.tasks.closed_web.task import ClosedWebTask
 from trace_pl.tasks.rewards import ExactMatchReward
 from trace_pl.tools.protocol import Toolbox, ToolSession
-from trace_pl.training.buffer import BatchPlan, RolloutBuffer
+from trace_pl.training.buffer import RolloutBuffer
+from trace_pl.training.row_plan import BatchPlan
 from trace_pl.types import StopReason, TokenKind, ToolResult
 
 NUM_QUESTIONS, GROUP_SIZE = 125, 8

@@ -25,7 +25,7 @@ SETTINGS = (
     *BASE,
     "--data.questions_per_epoch=5",  # three for one rank, two for the other
     "--data.group_size=4",
-    "--data.num_steps=1",  # rows are dealt to steps on each rank by itself
+    "--data.num_steps=2",
     "--data.tokens_per_forward=1500",
     "--data.evaluation_questions=5",
     "--trainer.max_epochs=2",
@@ -49,7 +49,7 @@ def run(folder: Path, num_ranks: int) -> dict:
 
 def test_two_ranks_sample_and_learn_what_one_does(tmp_path):
     single, double = run(tmp_path / "one", 1), run(tmp_path / "two", 2)
-    assert single["global_step"] == double["global_step"] == 2
+    assert single["global_step"] == double["global_step"] == 4
     start = flat(load_model(BUILT_IN_BASE).state_dict(), "")
     moved, error = (
         (flat(single["state_dict"], "policy.") - other).norm()
@@ -86,7 +86,7 @@ def predict_with_one_and_with_two(folder: Path) -> None:
         question.id for question in ClosedWebTask([3]).questions("test")[:3]
     ]
     for a, b in zip(one, two, strict=True):
-        assert (a["run"]["checkpoint"], a["policy_version"]) == (str(checkpoint), 2)
+        assert (a["run"]["checkpoint"], a["policy_version"]) == (str(checkpoint), 4)
         assert a["run"]["config"] is None
         assert Path(b["run"]["config"]).is_file()
         for name in ("question_id", "messages", "answer", "is_correct", "stop_reason", "tokens"):

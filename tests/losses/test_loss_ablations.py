@@ -12,7 +12,7 @@ from parsed import CONFIGS, RUNS, parsed
 
 from trace_pl.commands.plan.from_config import build_loss
 from trace_pl.losses import ConstantLength, TokenClip
-from trace_pl.training.buffer import BatchPlan
+from trace_pl.training.row_plan import BatchPlan
 
 ABLATIONS = [
     path for path in sorted((CONFIGS / "ablations").iterdir()) if "\n  loss:" in path.read_text()

@@ -10,8 +10,8 @@ from trace_pl.errors import ConfigError
 from trace_pl.models.adapters import LoRA, adapter_off, merged_tensors
 from trace_pl.models.loading import load_model
 from trace_pl.models.logprobs import sampled_logprobs
-from trace_pl.training.buffer import BatchPlan
 from trace_pl.training.module import TraceModule
+from trace_pl.training.row_plan import BatchPlan
 
 ADAPTED = {"adapter": LoRA(rank=4)}
 

@@ -9,7 +9,7 @@ from trace_pl.errors import ConfigError
 from trace_pl.models.experts import Experts, RouterWatch, routers
 from trace_pl.models.loading import load_model
 from trace_pl.models.logprobs import read_mask, sampled_logprobs
-from trace_pl.training.buffer import BatchPlan
+from trace_pl.training.row_plan import BatchPlan
 
 
 @pytest.fixture(scope="module")

@@ -5,8 +5,9 @@ from lightning.pytorch.utilities.data import sized_len
 from torch.utils.data import DataLoader
 
 from trace_pl.errors import CreditError, RolloutError
-from trace_pl.training.buffer import BatchPlan, RolloutBuffer
+from trace_pl.training.buffer import RolloutBuffer
 from trace_pl.training.minibatch import Minibatch
+from trace_pl.training.row_plan import BatchPlan
 from trace_pl.types import RolloutGroup, TokenAdvantages
 
 
@@ -83,20 +84,6 @@ def test_an_epoch_without_rollouts_is_an_error():
     empty = RolloutBuffer([RolloutGroup(group([0]).question, ())], BatchPlan())
     with pytest.raises(RolloutError, match="infrastructure"):
         empty.require_rollouts()
-
-
-def test_a_rank_without_rollouts_takes_part_with_rows_of_zero_weight():
-    empty = RolloutBuffer([], BatchPlan())
-    other_rank = {"max": torch.tensor([3, 2]), "sum": torch.tensor([[14.0, 2.0]])}
-    empty.share(lambda tensor, how: other_rank[how], world_size=2)
-    empty.require_rollouts()
-    empty.assign([])
-    batches = list(empty)
-    assert len(batches) == len(empty) == 3
-    assert len(list(empty.forward_batches())) == 2
-    for batch in batches:
-        assert batch.num_loss_tokens == 7.0
-        assert not batch.mask_BT.any()
 
 
 def test_order_is_a_function_of_seed_and_epoch():

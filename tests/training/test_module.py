@@ -8,8 +8,8 @@ from random_models import make_qwen3
 from trace_pl.errors import ConfigError, NumericalError
 from trace_pl.losses import KLPenalty, LossInputs, TokenClip
 from trace_pl.models.logprobs import sampled_logprobs
-from trace_pl.training.buffer import BatchPlan
 from trace_pl.training.module import TraceModule
+from trace_pl.training.row_plan import BatchPlan
 
 
 @pytest.mark.parametrize("num_steps", [1, 3])

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import distributed
+
+T = TypeVar("T")
 
 
 def has_other_ranks() -> bool:
     """Return whether this process is one of several ranks."""
     return distributed.is_initialized() and distributed.get_world_size() > 1
+
+
+def num_ranks() -> int:
+    """Return how many processes there are, 1 without a process group."""
+    return distributed.get_world_size() if distributed.is_initialized() else 1
+
+
+def own_rank() -> int:
+    """Return the number of this process, 0 without a process group."""
+    return distributed.get_rank() if distributed.is_initialized() else 0
 
 
 def is_leader() -> bool:
@@ -34,3 +46,11 @@ def to_leader(value: Any) -> list[Any]:  # noqa: ANN401  (any picklable object o
     values: list[Any] | None = [None] * distributed.get_world_size() if is_leader() else None
     distributed.gather_object(value, values, dst=0)
     return values or []
+
+
+def to_all(value: T) -> list[T]:
+    """Return the values of all ranks in their order, on every rank."""
+    values = [value] * num_ranks()
+    if has_other_ranks():
+        distributed.all_gather_object(values, value)
+    return values

@@ -54,6 +54,7 @@ class AutoEngine(RolloutEngine):
         num_threads: int | None = None,
     ) -> None:
         self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
         make: Callable[..., RolloutEngine] = partial(
             VLLMEngine,
             kv_cache_gib=kv_cache_gib,

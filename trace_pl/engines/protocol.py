@@ -114,6 +114,8 @@ class RolloutEngine(ABC):
     """Policy version of the weights in use; -1 before the first push."""
     max_model_len: int
     """Most tokens of one sequence, prompt and continuation together."""
+    max_num_seqs: int = 128
+    """Sequences that it generates at the same time for this rank; more wait inside of it."""
     runs_apart: bool = False
     """Whether it computes in a process of its own, so that a thread can drive it while the trainer
     trains."""

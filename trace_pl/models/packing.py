@@ -28,19 +28,20 @@ def balanced_bins(costs: Sequence[int], count: int) -> list[list[int]]:
     return bins
 
 
-def bins_within(costs: Sequence[int], budget: int) -> list[list[int]]:
+def bins_within(costs: Sequence[int], budget: int, multiple: int = 1) -> list[list[int]]:
     """Deal items to as few balanced bins as keep within a budget.
 
     Args:
         costs: Size of each item.
         budget: Largest sum of a bin. An item above it gets a bin of its own.
+        multiple: The number of bins is one of this, as far as there are items for them.
 
     Returns:
         Lists of indices into ``costs``, none of them empty.
     """
-    count = -(-sum(costs) // budget)
+    count = -(-sum(costs) // (budget * multiple)) * multiple
     while True:
         bins = balanced_bins(costs, count)
         if all(len(b) < 2 or sum(costs[i] for i in b) <= budget for b in bins):
             return [b for b in bins if b]
-        count += 1
+        count += multiple

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 
+from trace_pl.distributed.question_queue import QuestionQueue
 from trace_pl.engines.protocol import RolloutEngine
 from trace_pl.errors import ConfigError, DataError
 from trace_pl.rollout.call_runner import CallRunner
@@ -83,7 +84,11 @@ class AgentLoop:
         return [groups[position] for position in range(len(questions))]
 
     def stream(
-        self, questions: Sequence[Question], group_size: int, progress: Progress | None = None
+        self,
+        questions: Sequence[Question],
+        group_size: int,
+        progress: Progress | None = None,
+        queue: QuestionQueue | None = None,
     ) -> Generator[tuple[int, RolloutGroup], None, None]:
         """Sample ``group_size`` rollouts of each question and yield each group when it is complete.
 
@@ -97,6 +102,8 @@ class AgentLoop:
             questions: what to ask; a question that comes twice gets two groups.
             group_size: rollouts per question (G).
             progress: told how far it is, after every step of the engine.
+            queue: gives the positions of the questions to ask, one whenever the engine has room for
+                it, and says when to stop; None asks all.
 
         Yields:
             Position of the question, and its group with rollouts sorted by index. A rollout whose
@@ -120,15 +127,21 @@ class AgentLoop:
         phase = RolloutPhase(
             self.engine, tools, self.toolbox, self.rules, self._prompt_with, grader
         )
-        copies: Counter[str] = Counter()
+        queue = queue or QuestionQueue(len(questions))
+        streams = _streams(questions, self.engine.version)
         ended: list[list[Rollout]] = [[] for _ in questions]
         try:
-            for position, (question, prompt) in enumerate(zip(questions, prompts, strict=True)):
-                stream = f"{self.engine.version}/{question.id}/{copies[question.id]}"
-                copies[question.id] += 1
-                for index in range(group_size):
-                    phase.start(position, question, index, f"{stream}/{index}", prompt)
-            while phase.is_working:
+            while not queue.has_enough():
+                while phase.has_room(queue.fair_share * group_size):
+                    taken = queue.take()
+                    if taken is None:
+                        break
+                    for index in range(group_size):
+                        stream = f"{streams[taken]}/{index}"
+                        phase.start(taken, questions[taken], index, stream, prompts[taken])
+                if not phase.is_working:
+                    phase.require_any()
+                    return
                 news = phase.advance()
                 if progress is not None:
                     progress(phase.counts)
@@ -136,7 +149,6 @@ class AgentLoop:
                     ended[position].append(rollout)
                     if len(ended[position]) == group_size:
                         yield position, _group(questions[position], ended[position])
-            phase.require_any()
         finally:
             phase.cancel()
             tools.close()
@@ -146,6 +158,16 @@ class AgentLoop:
         """Return the prompt of a question followed by what the tools of a rollout say at first."""
         longer = replace(question, text=question.text + opening)
         return prompt_of(longer, self.template, self.limits, self.system_prompt)
+
+
+def _streams(questions: Sequence[Question], version: int) -> list[str]:
+    """Return what names the random numbers of each question, whoever asks it."""
+    copies: Counter[str] = Counter()
+    streams = []
+    for question in questions:
+        streams.append(f"{version}/{question.id}/{copies[question.id]}")
+        copies[question.id] += 1
+    return streams
 
 
 def prompt_of(

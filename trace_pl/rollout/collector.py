@@ -8,6 +8,7 @@ from contextlib import closing
 from threading import Event
 from typing import Any
 
+from trace_pl.distributed.question_queue import QuestionQueue
 from trace_pl.errors import RolloutError
 from trace_pl.rollout.agent import AgentLoop
 from trace_pl.rollout.parity import PROMPT, ParityReport, check_parity
@@ -55,22 +56,27 @@ class Collector:
     ) -> Groups:
         """Sample ``group_size`` rollouts of each question with the weights that the engine has.
 
+        Ranks call this together and share the questions: each takes the next as it has room.
+
         Args:
-            questions: what to ask.
+            questions: what to ask, the same on all ranks.
             group_size: rollouts of each question (G).
             what: goes before the progress bar.
-            enough: groups with a rollout after which the others are cancelled; None waits for all.
+            enough: groups with a rollout, of all ranks together, after which the others are
+                cancelled; None waits for all.
 
         Returns:
-            Groups by position of their question, in this order.
+            Groups of this rank by position of their question, in this order.
         """
         self.wait()
-        return self._collect(questions, group_size, what, enough)
+        queue = QuestionQueue.of_all_ranks(len(questions), enough)
+        return self._collect(questions, group_size, what, queue)
 
     def start(self, questions: Sequence[Question], group_size: int) -> None:
         """Begin to collect in a thread; :meth:`finish` returns what came of it."""
         assert self._ahead is None, "one phase at a time"
-        self._ahead = self._threads.submit(self._collect, questions, group_size, "ahead", None)
+        queue = QuestionQueue.of_all_ranks(len(questions))
+        self._ahead = self._threads.submit(self._collect, questions, group_size, "ahead", queue)
 
     @property
     def is_ahead(self) -> bool:
@@ -95,10 +101,9 @@ class Collector:
         self.loop.engine.close()
 
     def _collect(
-        self, questions: Sequence[Question], group_size: int, what: str, enough: int | None
+        self, questions: Sequence[Question], group_size: int, what: str, queue: QuestionQueue
     ) -> Groups:
         groups: Groups = {}
-        num_usable = 0
 
         with RolloutBar(what) as bar:
 
@@ -107,11 +112,10 @@ class Collector:
                     raise RolloutError("Expected to collect rollouts, got the end of the run.")
                 bar.show(counts)
 
-            with closing(self.loop.stream(questions, group_size, show)) as stream:
+            with closing(self.loop.stream(questions, group_size, show, queue)) as stream:
                 for position, group in stream:
-                    groups[position] = group
-                    num_usable += bool(group.rollouts)
-                    if num_usable == enough:
-                        break
+                    if not group.rollouts or queue.count():
+                        groups[position] = group
+        queue.close()
         self.loop.engine.sleep()
         return dict(sorted(groups.items()))

@@ -29,6 +29,7 @@ _MAX_ATTEMPTS = 2  # of one rollout whose tools failed
 _NUMBERS = count()
 _NO_GRADE = Grade(0.0, is_correct=False)  # of what is left out
 _IDLE_WAIT_S = 0.05  # between looks at the clock while the engine has no work
+_SURPLUS = 2  # rollouts on their way, per place in the engine: as if tools took half of the time
 
 
 class RolloutPhase:
@@ -75,6 +76,20 @@ class RolloutPhase:
         return bool(
             self._generating or self._opening or self._acting or self._grading or self._ended
         )
+
+    def has_room(self, most: int) -> bool:
+        """Return whether the engine could work on another question at once.
+
+        What waits for a tool leaves its place to others, but returns: so there is a limit, for a
+        question that is taken early is one that no other rank can take later.
+
+        Args:
+            most: rollouts on their way beyond which there is no room in any case.
+        """
+        places = self.engine.max_num_seqs
+        num_generating = len(self._generating)
+        num_running = num_generating + len(self._opening) + len(self._acting)
+        return num_generating < places and num_running < min(most, _SURPLUS * places)
 
     def start(
         self, position: int, question: Question, index: int, stream: str, prompt: Sequence[int]

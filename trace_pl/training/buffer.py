@@ -2,91 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from trace_pl.errors import ConfigError, CreditError, RolloutError
-from trace_pl.models.packing import balanced_bins, bins_within
-from trace_pl.training.minibatch import Minibatch, collate
+from trace_pl.distributed.exchange import exchange
+from trace_pl.distributed.leader import num_ranks, own_rank, to_all
+from trace_pl.errors import CreditError, RolloutError
+from trace_pl.training.minibatch import Minibatch, Row, collate
+from trace_pl.training.row_plan import BatchPlan, RowPlan, RowSize, row_sizes
 from trace_pl.types import Rollout, RolloutGroup, TokenAdvantages
 
-Reduce = Callable[[Tensor, str], Tensor]
-"""Gives the "sum" or the "max" of a tensor over all ranks."""
-
-
-@dataclass(frozen=True)
-class BatchPlan:
-    """How one epoch's rollouts become optimizer steps.
-
-    Args:
-        num_steps: Optimizer steps per pass over the rollouts.
-        num_passes: Passes over the same rollouts.
-        tokens_per_forward: Most tokens of one forward and backward pass, which bounds its memory; a
-            longer rollout goes alone.
-        seed: Shuffles rows, with the epoch's number.
-        token_limit: Most tokens of a rollout; a loss may divide by it.
-
-    Raises:
-        ConfigError: if a number is below 1.
-    """
-
-    num_steps: int = 1
-    num_passes: int = 1
-    tokens_per_forward: int = 16_384
-    seed: int = 0
-    token_limit: int = 49_152
-
-    def __post_init__(self) -> None:
-        for name in ("num_steps", "num_passes", "tokens_per_forward"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"Expected data.{name} of at least 1, got {getattr(self, name)}.")
-
-    @property
-    def takes_one_step(self) -> bool:
-        """Whether the policy that trains on a row is the one that began the epoch."""
-        return self.num_steps * self.num_passes == 1
-
-
-def optimizer_steps(
-    rollouts: Sequence[Rollout], plan: BatchPlan, epoch: int
-) -> Iterator[list[Rollout]]:
-    """Yield the rollouts of each optimizer step, reshuffled for each pass."""
-    for number in range(plan.num_passes):
-        seed = hash((plan.seed, epoch, number))
-        order = torch.randperm(len(rollouts), generator=torch.Generator().manual_seed(seed))
-        for rows in order.tensor_split(plan.num_steps):
-            yield [rollouts[i] for i in rows.tolist()]
-
-
-@dataclass(frozen=True, eq=False)
-class Sizes:
-    """How many forward passes an epoch takes; every rank has to take as many."""
-
-    micro_batches: int
-    """Forward passes of each optimizer step: as many as the largest of them needs."""
-    num_forwards: int
-    """Forward passes that read every rollout once."""
-    totals_S2: Tensor
-    """Tokens with loss, and rollouts that have any, of each optimizer step."""
-
-    @classmethod
-    def of_steps(cls, steps: Sequence[Sequence[Rollout]], num_forwards: int, budget: int) -> Sizes:
-        """Return the sizes of this rank's steps, for forwards of at most ``budget`` tokens."""
-        needed = [len(bins_within(lengths(step), budget)) for step in steps]
-        return cls(max(1, *needed), num_forwards, torch.tensor([_totals(step) for step in steps]))
-
-    def agreed(self, reduce: Reduce, world_size: int) -> Sizes:
-        """Return what all ranks agree on, so that their mean gradient is that of one big batch.
-
-        Gradients and logged shares are averaged over the ranks, so the totals are means as well.
-        """
-        counts = reduce(torch.tensor([self.micro_batches, self.num_forwards]), "max")
-        micro_batches, num_forwards = counts.tolist()
-        return Sizes(micro_batches, num_forwards, reduce(self.totals_S2, "sum") / world_size)
+T = TypeVar("T")
 
 
 def advantages_by_id(
@@ -110,16 +41,18 @@ def advantages_by_id(
 
 
 class RolloutBuffer(IterableDataset[Minibatch]):
-    """One epoch of experience.
+    """One epoch of experience: whole groups to assign credit to, and the rows to train on.
 
-    Groups whose rollouts were all lost say nothing and are left out; a rank may have none while
-    others have some.
+    With several ranks these are not the same rollouts: groups stay whole, rows are dealt so that
+    every rank has as many tokens to train on as the others, see :meth:`share`. Groups whose
+    rollouts were all lost say nothing and are left out.
 
     Args:
-        groups: The rollouts.
+        groups: The rollouts of this rank.
         plan: How they become optimizer steps.
         epoch: Number of the epoch, for the order of the rows.
         policy_version: That of the policy which is about to train; None means the one that sampled.
+        positions: Place of each group among those of all ranks; None means that they are all.
     """
 
     def __init__(
@@ -128,31 +61,53 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         plan: BatchPlan,
         epoch: int = 0,
         policy_version: int | None = None,
+        positions: Sequence[int] | None = None,
     ) -> None:
-        self.groups = tuple(group for group in groups if group.rollouts)
+        places = range(len(groups)) if positions is None else positions
+        self.by_position = {p: g for p, g in zip(places, groups, strict=True) if g.rollouts}
+        self.groups = tuple(self.by_position.values())
         self.plan = plan
-        self.rollouts: tuple[Rollout, ...] = tuple(r for g in groups for r in g.rollouts)
-        sampled_by = {r.policy_version for r in self.rollouts}
-        is_stale = policy_version is not None and bool(sampled_by - {policy_version})
-        self.is_on_policy = plan.takes_one_step and not is_stale
-        """Whether every row is trained on by the very policy that sampled it."""
+        self.epoch = epoch
+        self.policy_version = policy_version
+        self.rollouts: tuple[Rollout, ...] = tuple(r for g in self.groups for r in g.rollouts)
         self.was_read = False
         """Whether training on it has begun."""
         self.old_logprobs: dict[str, Tensor] | None = None
-        """(T,) log-probs of each rollout before the first step, in nats; None if it takes one."""
+        """(T,) log-probs of each row before the first step, in nats; None if it takes one."""
         self._advantages: dict[str, Tensor] | None = None
-        self._steps = list(optimizer_steps(self.rollouts, plan, epoch))
-        self._forwards = bins_within(lengths(self.rollouts), plan.tokens_per_forward)
-        self.sizes = Sizes.of_steps(self._steps, len(self._forwards), plan.tokens_per_forward)
+        self._rank = 0
+        self._rows = {rollout.id: Row.of(rollout) for rollout in self.rollouts}
+        self._plan_for(row_sizes(self.by_position), num_ranks=1)
+
+    def _plan_for(self, sizes: Sequence[RowSize], num_ranks: int) -> None:
+        self._num_rows = len(sizes)
+        is_stale = self.policy_version is not None and any(
+            size.policy_version != self.policy_version for size in sizes
+        )
+        self.is_on_policy = self.plan.takes_one_step and not is_stale
+        """Whether every row is trained on by the very policy that sampled it."""
+        self.row_plan = RowPlan.of(sizes, self.plan, self.epoch, num_ranks)
+
+    def share(self) -> None:
+        """Plan with the other ranks and exchange rows with them, when all come here.
+
+        A row is a few numbers for each token, 13 bytes, and the recorded experts if there are any.
+        """
+        sizes = list(chain.from_iterable(to_all(row_sizes(self.by_position))))
+        self._rank = own_rank()
+        self._plan_for(sizes, num_ranks())
+        self._rows = self._spread(self._rows)
+
+    def _spread(self, found: Mapping[str, T]) -> dict[str, T]:
+        """Send what is known of rows to the ranks that read them, and return what comes here."""
+        wanted = [self.row_plan.rows_of(rank) for rank in range(self.row_plan.num_ranks)]
+        parcels = [[item for item in found.items() if item[0] in ids] for ids in wanted]
+        return dict(exchange(parcels))
 
     @property
     def micro_batches(self) -> int:
         """Forward passes of each optimizer step."""
-        return self.sizes.micro_batches
-
-    def share(self, reduce: Reduce, world_size: int) -> None:
-        """Agree on sizes with the other ranks; see :meth:`Sizes.agreed`."""
-        self.sizes = self.sizes.agreed(reduce, world_size)
+        return self.row_plan.micro_batches
 
     def require_rollouts(self) -> None:
         """Refuse an epoch in which no rank has anything to train on.
@@ -160,7 +115,7 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         Raises:
             RolloutError: if that is so.
         """
-        if not self.rollouts and not bool(self.sizes.totals_S2.any()):
+        if not self._num_rows:
             raise RolloutError(
                 "Expected at least one finished rollout in the epoch, got none: every rollout was "
                 "lost to infrastructure failures. See the engine's and the tools' errors above."
@@ -169,21 +124,34 @@ class RolloutBuffer(IterableDataset[Minibatch]):
     def assign(self, advantages: Sequence[TokenAdvantages]) -> None:
         """Take the advantages of every rollout; the credit pipeline is the only caller.
 
+        Ranks come here together, and each sends them to where the rows are.
+
         Raises:
             CreditError: if they are not one for each token of each rollout.
         """
-        self._advantages = advantages_by_id(self.rollouts, advantages)
+        self._advantages = self._spread(advantages_by_id(self.rollouts, advantages))
 
     def forward_batches(self) -> Iterator[Minibatch]:
-        """Yield every rollout once, for forwards that need no credit."""
-        zeros = {r.id: torch.zeros(len(r.token_ids)) for r in self.rollouts}
-        missing = self.sizes.num_forwards - len(self._forwards)
-        for part in [*self._forwards, *([[]] * missing)]:
-            yield self._collate([self.rollouts[i] for i in part], zeros, (1.0, 1.0))
+        """Yield every row of the first pass once, for forwards that need no credit."""
+        zeros = {id_: torch.zeros(len(row.token_ids)) for id_, row in self._rows.items()}
+        for step in range(self.plan.num_steps):
+            for part in self.row_plan.forwards(step, self._rank):
+                yield self._collate(part, zeros, (1.0, 1.0))
+
+    def keep_old_logprobs(self, logprobs: Mapping[str, Tensor]) -> None:
+        """Take what the policy says before the first step of the rows of :meth:`forward_batches`.
+
+        Ranks come here together: another pass may read a row on another rank.
+
+        Args:
+            logprobs: (T,) or longer of each row, in nats; what lies behind its end is padding.
+        """
+        whole = {id_: values[: len(self._rows[id_].token_ids)] for id_, values in logprobs.items()}
+        self.old_logprobs = self._spread({id_: values.clone() for id_, values in whole.items()})
 
     def __len__(self) -> int:
         """Return the number of micro-batches, fixed before the first is read."""
-        return len(self._steps) * self.micro_batches
+        return len(self.row_plan.steps) * self.micro_batches
 
     def __iter__(self) -> Iterator[Minibatch]:
         """Yield the micro-batches of all steps.
@@ -194,29 +162,18 @@ class RolloutBuffer(IterableDataset[Minibatch]):
         if self._advantages is None:
             raise CreditError("Expected advantages before the first minibatch, got none assigned.")
         self.was_read = True
-        for step, totals in zip(self._steps, self.sizes.totals_S2.tolist(), strict=True):
-            for part in balanced_bins(lengths(step), self.micro_batches):
-                yield self._collate([step[i] for i in part], self._advantages, totals)
+        for step, totals in enumerate(self.row_plan.totals):
+            for part in self.row_plan.forwards(step, self._rank):
+                yield self._collate(part, self._advantages, totals)
 
     def _collate(
-        self, part: Sequence[Rollout], advantages: dict[str, Tensor], totals: tuple[float, float]
+        self, part: Sequence[str], advantages: dict[str, Tensor], totals: tuple[float, float]
     ) -> Minibatch:
         return collate(
-            part,
+            [self._rows[id_] for id_ in part],
             advantages,
             self.old_logprobs,
             totals,
             token_limit=float(self.plan.token_limit),
             is_on_policy=self.is_on_policy,
         )
-
-
-def lengths(rollouts: Sequence[Rollout]) -> list[int]:
-    """Return the tokens of each rollout."""
-    return [len(r.token_ids) for r in rollouts]
-
-
-def _totals(rollouts: Sequence[Rollout]) -> tuple[float, float]:
-    """Return the sampled tokens, and the rollouts that have any."""
-    num_tokens = [int(r.loss_mask.sum()) for r in rollouts]
-    return float(sum(num_tokens)), float(sum(map(bool, num_tokens)))

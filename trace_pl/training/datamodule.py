@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import lightning
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from trace_pl.errors import ConfigError
@@ -27,13 +24,12 @@ from trace_pl.tasks.rewards import ExactMatchReward
 from trace_pl.tasks.stream import QuestionStream
 from trace_pl.tools.protocol import Toolbox
 from trace_pl.training.agent_setup import AgentSetup, EngineFactory
-from trace_pl.training.buffer import BatchPlan, RolloutBuffer
+from trace_pl.training.buffer import RolloutBuffer
 from trace_pl.training.epoch_plan import EpochPlan
 from trace_pl.training.minibatch import EvaluationBatch, OneBatch
+from trace_pl.training.row_plan import BatchPlan, deal_groups
 from trace_pl.training.trainer_checks import check_trainer
-from trace_pl.types import Question, RolloutGroup
-
-T = TypeVar("T")
+from trace_pl.types import RolloutGroup
 
 
 class RolloutDataModule(lightning.LightningDataModule):
@@ -216,16 +212,19 @@ class RolloutDataModule(lightning.LightningDataModule):
         assert self.trainer is not None, "weights are those of a Trainer's module"
         self.collector.push_weights(self.trainer.lightning_module)
 
-    def _epoch_groups(self) -> list[RolloutGroup]:
+    def _epoch_groups(self) -> dict[int, RolloutGroup]:
         """Return the rollouts of this epoch, and begin those of the next if that is wanted."""
-        groups = self.collector.finish() if self.collector.is_ahead else self._sample_epoch()
+        if self.collector.is_ahead:
+            groups, _ = deal_groups(self.collector.finish())
+        else:
+            groups = self._sample_epoch()
         self._before_ahead = None
         if self.epoch_plan.max_staleness and not self._is_last_epoch():
             self.push_weights()
             self._before_ahead = self._stream.state_dict()
             questions = self._stream.take(self.epoch_plan.questions_per_epoch)
-            self.collector.start(self._of_this_rank(questions), self.epoch_plan.group_size)
-        return list(groups.values())
+            self.collector.start(questions, self.epoch_plan.group_size)
+        return groups
 
     def _is_last_epoch(self) -> bool:
         assert self.trainer is not None, "epochs are a Trainer's"
@@ -236,21 +235,12 @@ class RolloutDataModule(lightning.LightningDataModule):
         plan = self.epoch_plan
         self.push_weights()
         questions = self._stream.take(plan.questions_asked)
-        mine = self._of_this_rank(questions)
-        if not plan.extra_questions:
-            return self.collector.collect(mine, plan.group_size, "rollouts")
-        enough = len(self._of_this_rank(questions[: plan.questions_per_epoch]))
-        groups = self.collector.collect(mine, plan.group_size, "rollouts", enough)
-        self._put_back(questions, torch.tensor([place in groups for place in range(len(mine))]))
+        enough = plan.questions_per_epoch if plan.extra_questions else None
+        sampled = self.collector.collect(questions, plan.group_size, "rollouts", enough)
+        groups, ended = deal_groups(sampled)
+        # What no rank finished; every rank has the same stream.
+        self._stream.put_back([q for n, q in enumerate(questions) if n not in ended])
         return groups
-
-    def _put_back(self, questions: Sequence[Question], has_ended: Tensor) -> None:
-        """Return what no rank finished to the stream, which is the same on every rank."""
-        ended = torch.zeros(len(questions))
-        ended[self._of_this_rank(range(len(questions)))] = has_ended.float()
-        if self.trainer is not None and self.trainer.world_size > 1:
-            ended = self._reduce(ended, "sum")
-        self._stream.put_back([q for q, n in zip(questions, ended.tolist(), strict=True) if n == 0])
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Collect this epoch's rollouts and return its minibatches.
@@ -259,33 +249,22 @@ class RolloutDataModule(lightning.LightningDataModule):
         """
         if self._buffer is None or self._buffer.was_read:
             start = time.perf_counter()
-            groups: Sequence[RolloutGroup] = self._epoch_groups()
+            groups = self._epoch_groups()
             self.rollout_seconds = time.perf_counter() - start
         else:
-            groups = self._buffer.groups
+            groups = self._buffer.by_position
         epoch, version = 0, None
         if self.trainer is not None:
             module: Any = self.trainer.lightning_module
             epoch, version = self.trainer.current_epoch, module.policy_version
-        self._buffer = buffer = RolloutBuffer(groups, self.plan, epoch, version)
+        self._buffer = buffer = RolloutBuffer(
+            list(groups.values()), self.plan, epoch, version, list(groups)
+        )
+        buffer.share()
         if self.trainer is not None:
-            if self.trainer.world_size > 1:
-                buffer.share(self._reduce, self.trainer.world_size)
             self.trainer.accumulate_grad_batches = buffer.micro_batches
         buffer.require_rollouts()
         return DataLoader(buffer, batch_size=None)
-
-    def _reduce(self, tensor: Tensor, how: str) -> Tensor:
-        assert self.trainer is not None, "ranks are a Trainer's"
-        strategy = self.trainer.strategy
-        reduced: Tensor = strategy.reduce(tensor.to(strategy.root_device), reduce_op=how)
-        return reduced.cpu()
-
-    def _of_this_rank(self, items: Sequence[T]) -> Sequence[T]:
-        """Return every n-th of what all ranks share, n being their number."""
-        if self.trainer is None:
-            return items
-        return items[self.trainer.global_rank :: self.trainer.world_size]
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return held-out rollouts, sampled afresh each time the loader is read."""
@@ -302,8 +281,7 @@ class RolloutDataModule(lightning.LightningDataModule):
     def _evaluation_loader(self, split: Split) -> DataLoader[Any]:
         def sample() -> EvaluationBatch:
             self.push_weights()
-            mine = self._of_this_rank(self.asked.questions(split))
-            return EvaluationBatch(self.collector.collect(mine, 1, split).values())
+            return EvaluationBatch(self.collector.collect(self.asked.questions(split), 1, split))
 
         return DataLoader(OneBatch(sample), batch_size=None)
 

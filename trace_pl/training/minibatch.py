@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,28 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import IterableDataset
 
 from trace_pl.types import Rollout, RolloutGroup
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Row:
+    """What training reads of a rollout; texts, turns and rewards have become advantages."""
+
+    id: str
+    token_ids: Tensor
+    """(T,) int64."""
+    loss_mask: Tensor
+    """(T,) bool."""
+    logprobs: Tensor
+    """(T,) float32 of the sampler, in nats."""
+    experts: Tensor | None
+    """(T, N layers, K) int16, or None."""
+
+    @classmethod
+    def of(cls, rollout: Rollout) -> Row:
+        """Return the row of a rollout."""
+        return cls(
+            rollout.id, rollout.token_ids, rollout.loss_mask, rollout.logprobs, rollout.experts
+        )
 
 
 class Minibatch:
@@ -74,7 +97,7 @@ class Minibatch:
 
 
 def collate(
-    rollouts: Sequence[Rollout],
+    given: Sequence[Row],
     advantages: Mapping[str, Tensor],
     old_logprobs: Mapping[str, Tensor] | None,
     totals: tuple[float, float],
@@ -83,13 +106,13 @@ def collate(
 ) -> Minibatch:
     """Return the rows of a forward pass.
 
-    Without rollouts it is one row of two tokens without loss, where a step has fewer rows than
+    Without any it is one row of two tokens without loss, where a step has fewer rows than
     forward passes.
 
     Args:
-        rollouts: At most as many as fit.
-        advantages: (T,) of each rollout by its id.
-        old_logprobs: (T,) of each rollout in nats; None means those of the current policy.
+        given: At most as many as fit.
+        advantages: (T,) of each row by its id.
+        old_logprobs: (T,) of each row in nats; None means those of the current policy.
         totals: Tokens with loss and rollouts that have any, of the whole optimizer step.
         token_limit: Most tokens that a rollout may have.
         is_on_policy: Whether the policy that trains is the one that sampled.
@@ -97,42 +120,43 @@ def collate(
     zeros = torch.zeros(1, 2)
 
     def rows(tensors: Iterable[Tensor], empty: Tensor = zeros) -> Tensor:
-        return pad_sequence(list(tensors), batch_first=True) if rollouts else empty
+        return pad_sequence(list(tensors), batch_first=True) if given else empty
 
     return Minibatch(
-        rollout_ids=[r.id for r in rollouts],
-        token_ids_BT=rows((r.token_ids for r in rollouts), zeros.long()),
-        mask_BT=rows((r.loss_mask for r in rollouts), zeros.bool()),
-        advantages_BT=rows(advantages[r.id] for r in rollouts),
-        old_logprobs_BT=None
-        if old_logprobs is None
-        else rows(old_logprobs[r.id] for r in rollouts),
-        sampler_logprobs_BT=rows(r.logprobs for r in rollouts),
+        rollout_ids=[r.id for r in given],
+        token_ids_BT=rows((r.token_ids for r in given), zeros.long()),
+        mask_BT=rows((r.loss_mask for r in given), zeros.bool()),
+        advantages_BT=rows(advantages[r.id] for r in given),
+        old_logprobs_BT=None if old_logprobs is None else rows(old_logprobs[r.id] for r in given),
+        sampler_logprobs_BT=rows(r.logprobs for r in given),
         num_loss_tokens=totals[0] or 1.0,
         num_rollouts=totals[1] or 1.0,
         token_limit=token_limit,
         is_on_policy=is_on_policy,
-        experts_BTNK=_experts(rollouts),
+        experts_BTNK=_experts(given),
     )
 
 
-def _experts(rollouts: Sequence[Rollout]) -> Tensor | None:
-    rows = [r.experts for r in rollouts if r.experts is not None]
-    if not rows or len(rows) < len(rollouts):
+def _experts(given: Sequence[Row]) -> Tensor | None:
+    experts = [row.experts for row in given if row.experts is not None]
+    if not experts or len(experts) < len(given):
         return None
-    return pad_sequence(rows, batch_first=True, padding_value=-1)
+    return pad_sequence(experts, batch_first=True, padding_value=-1)
 
 
 class EvaluationBatch:
-    """Groups that are looked at and not trained on, one for each question in order.
+    """Groups that are looked at and not trained on, in order of their questions.
+
+    Ranks share the questions of a split, and which of them a rank has asked depends on the clock.
 
     A plain class without ``to``: Lightning takes collections and dataclasses apart, to cast their
     tensors to the training precision and to move them, which frozen ones refuse.
     """
 
-    def __init__(self, groups: Iterable[RolloutGroup]) -> None:
-        """Hold the groups; one whose rollouts were all lost is empty."""
-        self.groups = tuple(groups)
+    def __init__(self, groups: Mapping[int, RolloutGroup]) -> None:
+        """Hold the groups by position of their question; one that lost its rollouts is empty."""
+        self.positions = tuple(groups)
+        self.groups = tuple(groups.values())
 
 
 class OneBatch(IterableDataset[EvaluationBatch]):

@@ -111,11 +111,11 @@ class TraceModule(PolicyModule):
         self._update_start = time.perf_counter()
         buffer = data_module(self.trainer).buffer
         if not buffer.plan.takes_one_step:
-            buffer.old_logprobs = self.current_logprobs(buffer)
+            buffer.keep_old_logprobs(self.current_logprobs(buffer))
 
     @torch.no_grad()
     def current_logprobs(self, buffer: RolloutBuffer) -> dict[str, Tensor]:
-        """Return the (T,) log-probs of every rollout's tokens under the current policy."""
+        """Return the padded log-probs of this rank's rows under the current policy, in nats."""
         found: dict[str, Tensor] = {}
         with self.reading_policy() as policy:
             for batch in buffer.forward_batches():
@@ -123,7 +123,7 @@ class TraceModule(PolicyModule):
                 logprobs = sampled_logprobs(policy, batch.token_ids_BT, batch.mask_BT).cpu()
                 # The row of an empty batch belongs to no rollout.
                 found.update(zip(batch.rollout_ids, logprobs, strict=False))
-        return {r.id: found[r.id][: len(r.token_ids)] for r in buffer.rollouts}
+        return found
 
     def training_step(self, batch: Minibatch, batch_idx: int) -> Tensor:
         """Return the loss of one micro-batch, scaled so that the accumulated step is exact."""

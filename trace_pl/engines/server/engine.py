@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trace_pl.distributed.leader import from_leader, has_other_ranks, is_leader
+from trace_pl.distributed.leader import from_leader, has_other_ranks, is_leader, num_ranks
 from trace_pl.engines.protocol import (
     Completion,
     EngineNeeds,
@@ -110,7 +110,10 @@ class ServerEngine(RolloutEngine):
             arguments.append(f"--kv-cache-memory-bytes={math.ceil(kv_cache_gib * _GIB)}")
             if not urls and not torch.cuda.is_available():
                 require_memory(kv_cache_gib)
-        self._max_num_seqs = max_num_seqs
+        self._max_calls = max_num_seqs
+        # Ranks share servers that run already, and have a child each.
+        shared = max_num_seqs * len(urls) // num_ranks() if urls else max_num_seqs
+        self.max_num_seqs = max(1, shared)
         self._timeout_s = timeout_s
         self._transfer = transfer or WeightFiles()
         self._folder = self._transfer.make_folder()
@@ -295,7 +298,7 @@ class ServerEngine(RolloutEngine):
             self.submit(request)
 
     def _client(self, url: str, socket: Path | None = None) -> ServerClient:
-        return ServerClient(url, socket, self._max_num_seqs, self._timeout_s)
+        return ServerClient(url, socket, self._max_calls, self._timeout_s)
 
     def _group(self, clients: list[ServerClient]) -> ServerGroup:
         return ServerGroup(clients, self._transfer, self._folder, self._dtype)

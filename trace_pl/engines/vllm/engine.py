@@ -81,6 +81,7 @@ class VLLMEngine(RolloutEngine):
         record_experts: bool = False,
     ) -> None:
         self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
         self.settings = SamplingSettings(
             temperature, top_p, torch.initial_seed() if seed is None else seed
         )
