@@ -21,6 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from parity_words import limits_section, stale_section
+
 from trace_pl.files import write_atomically
 
 HERE = Path(__file__).parent
@@ -39,6 +41,10 @@ class Measurements:
         self.path = path
         self.wanted = wanted
         self._found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+
+    def knows(self, script: str) -> bool:
+        """Return whether a benchmark was run before and is not wanted anew."""
+        return script in self._found and bool(self.wanted) and script not in self.wanted
 
     def __call__(self, script: str, *arguments: str) -> dict[str, Any]:
         """Return what a benchmark printed on its last line, now or before."""
@@ -250,8 +256,10 @@ def main() -> None:
     ]
     sections.append(loop_section(run("agent_loop.py")))
     sections.append(push_section(run("weight_push.py")))
+    sections.append(limits_section(run("parity_limits.py"), table))
+    sections.append(stale_section(run("stale_weights.py"), table))
     sections.append(flat_section(run("memory_flat.py")))
-    if importlib.util.find_spec("trl"):
+    if importlib.util.find_spec("trl") or run.knows("rl_step.py"):
         sections.append(trl_section(run("rl_step.py")))
     write_atomically(DOCS / "performance.md", "\n".join(sections))
 

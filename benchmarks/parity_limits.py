@@ -170,11 +170,12 @@ def differences(found: Mapping[str, Tensor]) -> dict[str, list[float]]:
             if a in found and b in found
         ]
         if reports:
-            by_cause[cause] = [
+            worst = (
                 max(r.mean_abs_diff for r in reports),
                 max(r.high_abs_diff for r in reports),
                 max(r.max_abs_diff for r in reports),
-            ]
+            )
+            by_cause[cause] = [float(f"{nats:.3g}") for nats in worst]
     return by_cause
 
 
@@ -185,7 +186,8 @@ def fit(layers: Sequence[int], values: Sequence[Sequence[float]]) -> dict[str, f
     centred = depth - depth.mean()
     power = max(0.0, float((centred * logs[:, 0]).sum() / centred.square().sum()))
     factors = (logs - power * depth[:, None]).amax(0).exp().tolist()
-    return {**dict(zip(FIGURES, factors, strict=True)), "power": power}
+    fitted = zip((*FIGURES, "power"), (*factors, power), strict=True)
+    return {name: float(f"{value:.3g}") for name, value in fitted}
 
 
 def main() -> None:

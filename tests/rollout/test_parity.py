@@ -3,10 +3,11 @@
 import pytest
 import torch
 from random_models import make_qwen3, make_qwen3_moe
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from trace_pl.engines.transformers import HFEngine
 from trace_pl.errors import WeightSyncError
-from trace_pl.models import attention
 from trace_pl.models.loading import load_model
 from trace_pl.models.names import BUILT_IN_BASE, resolve_model
 from trace_pl.models.weights import policy_tensors
@@ -228,18 +229,13 @@ def test_an_error_says_the_figures_the_weight_and_what_to_change(engines, folder
         assert words in str(error.value)
 
 
-class RoughEngine(HFEngine):
-    """Attends with 10 bits of mantissa, as a GPU does that multiplies float32 in TF32."""
+class Rough(TorchFunctionMode):
+    """Rounds what attention multiplies to the 10 bits of mantissa that TF32 keeps."""
 
-    def prompt_logprobs(self, token_ids):
-        exact = attention.scaled_dot_product_attention
-
-        def rough(q, k, v, *args, **kwargs):
-            return exact(*(self.rounded(x) for x in (q, k, v)), *args, **kwargs)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention, "scaled_dot_product_attention", rough)
-            return super().prompt_logprobs(token_ids)
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is scaled_dot_product_attention:
+            args = [self.rounded(value) for value in args[:3]] + list(args[3:])
+        return func(*args, **(kwargs or {}))
 
     @staticmethod
     def rounded(x):
@@ -247,12 +243,18 @@ class RoughEngine(HFEngine):
         return ((bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF).view(torch.float32)
 
 
-@pytest.mark.parametrize("model", ["folder", BUILT_IN_BASE])
-def test_float32_that_is_multiplied_in_tf32_is_caught(folder, kind, model):
-    if kind == "experts":
-        pytest.skip("a token sent to other experts is as far off")
-    path = folder if model == "folder" else resolve_model(model)
+class RoughEngine(HFEngine):
+    """Attends as a GPU does that multiplies float32 in TF32."""
+
+    def prompt_logprobs(self, token_ids):
+        with Rough():
+            return super().prompt_logprobs(token_ids)
+
+
+@pytest.mark.parametrize("model", ["random", BUILT_IN_BASE])
+def test_float32_that_is_multiplied_in_tf32_is_caught(model, tmp_path):
+    path = make_model("dense", tmp_path) if model == "random" else resolve_model(model)
     policy = load_model(path)
+    check_parity(HFEngine(path, 256), policy, PROMPT)
     with pytest.raises(WeightSyncError):
         check_parity(RoughEngine(path, 256), policy, PROMPT)
-    check_parity(HFEngine(path, 256), policy, PROMPT)

@@ -120,7 +120,8 @@ class RolloutEngine(ABC):
     """Whether it computes in a process of its own, so that a thread can drive it while the trainer
     trains."""
     dtype: torch.dtype = torch.float32
-    """Number format in which it computes; the check after a push allows for it."""
+    """Number format in which it computes, set by an engine that knows another: the check after a
+    push allows for its rounding."""
 
     @classmethod
     def needs(cls, settings: Mapping[str, Any]) -> EngineNeeds:

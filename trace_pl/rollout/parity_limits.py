@@ -22,13 +22,14 @@ class _Noise(NamedTuple):
 # What `python benchmarks/parity_limits.py` fitted above all that it measured, in nats, rounded up.
 # In float32 a wide model sums longer rows than those measured, which the margin is for; TF32 lies
 # far beyond it. In half precision products are summed in float32 whatever the width, and trained
-# models differ by a quarter of the random ones. A mixture in float32 sends one token in tens of
-# thousands to another expert: its figures are those of four at once, which is margin enough.
+# models differ by a quarter of the random ones, which is most of the margin. A mixture in float32
+# sends one token in tens of thousands to another expert: its figures are those of four at once,
+# which is margin enough.
 _MEASURED = {
     ("float32", False): _Noise(2.8e-6, 1.7e-5, 2.4e-5, power=0.43, safety=5.0),
     ("float32", True): _Noise(0.008, 0.055, 1.1, power=0.1, safety=1.0),
-    ("half precision", False): _Noise(0.047, 0.24, 0.48, power=0.44, safety=1.5),
-    ("half precision", True): _Noise(0.145, 2.1, 3.6, power=0.05, safety=1.5),
+    ("half precision", False): _Noise(0.047, 0.24, 0.48, power=0.44, safety=1.2),
+    ("half precision", True): _Noise(0.145, 2.1, 3.6, power=0.05, safety=1.2),
 }
 
 LARGEST, MEAN, HIGH = (f"weights/parity_{name}nats" for name in ("", "mean_", "p99_"))

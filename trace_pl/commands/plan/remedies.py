@@ -9,7 +9,6 @@ from math import gcd
 from trace_pl.commands.plan.inputs import ADAMW_8BIT_BYTES, GIB, PlannedRun
 from trace_pl.commands.plan.memory import cached_sequences, memory_of
 
-_TOLERANCE = "raise data.parity_tolerance with it"
 _LAST = ("lora", "trainer.num_nodes", "trainer.devices")
 
 
@@ -99,7 +98,7 @@ def _of_sharing(run: PlannedRun) -> Iterator[Remedy]:
             has_buckets=False,
             is_autocast=False,
         )
-        note = f" (computes in bfloat16; {_TOLERANCE})" if sharding.param_bytes == 4 else ""
+        note = " (computes in bfloat16)" if sharding.param_bytes == 4 else ""
         yield Remedy(f"--config configs/strategy/fsdp.yaml{note}", replace(run, sharding=shared))
     if sharding.kind == "sharded" and sharding.shard < sharding.world:
         yield Remedy(
@@ -139,8 +138,7 @@ def _of_engine(run: PlannedRun) -> Iterator[Remedy]:
     key = "data.engine.init_args"
     if engine.param_bytes == 4:
         smaller = replace(engine, param_bytes=2)
-        note = f" ({_TOLERANCE})" if run.sharding.param_bytes == 4 else ""
-        yield Remedy(f"{key}.dtype: bfloat16{note}", replace(run, engine=smaller))
+        yield Remedy(f"{key}.dtype: bfloat16", replace(run, engine=smaller))
     if cached_sequences(run) < 2.0:
         return
     if engine.kv_cache_gib is not None:
