@@ -8,12 +8,14 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from transformers import Qwen3Config
 
 from trace_pl import privates
 
 ROOT = Path(__file__).parents[1]
 BORROWED = re.compile(
-    r"^\s*from (?!trace_pl)\S*\._\w+\S* import|import \S+\._\w+|\b(?:parser|logger|action)\._\w+",
+    r"^\s*from (?!trace_pl)\S*\._\w+\S* import|import \S+\._\w+"
+    r"|\b(?:parser|logger|action|config)\._\w+|_typehint\b",
     re.M,
 )
 
@@ -35,6 +37,18 @@ def test_a_parser_shows_what_it_takes():
     assert privates.subcommands_of(parser) == {"fit": inner}
     assert privates.subcommands_of(inner) == {}
     assert "tokens" in {action.dest for action in privates.actions_of(inner)}
+
+
+def test_an_action_shows_the_type_that_it_checks():
+    parser = ArgumentParser()
+    parser.add_argument("--tokens", type=int | None)
+    parser.add_argument("--name")
+    hints = {action.dest: privates.hint_of(action) for action in privates.actions_of(parser)}
+    assert (hints["tokens"], hints["name"]) == (int | None, None)
+
+
+def test_a_config_shows_its_attention():
+    assert privates.attention_of(Qwen3Config(attn_implementation="eager")) == "eager"
 
 
 @pytest.mark.parametrize("logger", [TensorBoardLogger, CSVLogger])

@@ -20,12 +20,15 @@ if TYPE_CHECKING:  # commands that answer at once import this file
     from lightning.pytorch.loggers.csv_logs import ExperimentWriter
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.distributed_c10d import Store
+    from transformers import PreTrainedConfig
 
 # Whether a class fits a slot is jsonargparse's to say; a second judgement could be another.
 __all__ = [
     "actions_of",
+    "attention_of",
     "default_store",
     "has_version",
+    "hint_of",
     "implements_protocol",
     "is_protocol",
     "local_part",
@@ -39,6 +42,16 @@ __all__ = [
 def actions_of(parser: ArgumentParser) -> list[Action]:
     """Return what a parser takes; argparse has no public list."""
     return list(parser._actions)
+
+
+def hint_of(action: Action) -> Any:  # noqa: ANN401  (any type hint)
+    """Return the type hint that an action checks, None if it checks none; none is public."""
+    return getattr(action, "_typehint", None)
+
+
+def attention_of(config: PreTrainedConfig) -> str:
+    """Return the name of a model's attention, which in public is only set."""
+    return str(config._attn_implementation)
 
 
 def subcommands_of(parser: ArgumentParser) -> dict[str, ArgumentParser]:

@@ -22,7 +22,10 @@ ANCHORS = (
     "callbacks.IGPOAnchor, callbacks.OutcomeOnly, callbacks.ReadinessBaseline, "
     "callbacks.TraceAnchor, callbacks.TurnwiseAnchor."
 )
-REWARDS = "There are: trace_pl.tasks.ExactMatchReward, trace_pl.tasks.TokenF1Reward."
+REWARDS = (
+    "There are: trace_pl.tasks.EnvironmentReward, trace_pl.tasks.ExactMatchReward, "
+    "trace_pl.tasks.TokenF1Reward."
+)
 LOSSES = "There are: trace_pl.losses.SequenceClip, trace_pl.losses.TokenClip."
 TRACE_ANCHOR = "It takes outcome_weight, turn_weight, terminal_scale, outcome, train_equal_groups."
 THERE = "on the command line"

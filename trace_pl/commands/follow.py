@@ -25,6 +25,7 @@ from trace_pl.commands.classes import (
 from trace_pl.commands.settings import Keys, Source, nested, read_config
 from trace_pl.commands.signatures import accepts, class_of, class_slots, has_inner, names_class
 from trace_pl.errors import ConfigError, TraceError, one_line, with_place
+from trace_pl.privates import hint_of
 
 _SPEC = ("class_path", "init_args", "dict_kwargs")
 _MOST_NAMES = 16
@@ -95,7 +96,7 @@ class Follower:
     def slot(self, action: Action, keys: Keys, value: Any) -> None:  # noqa: ANN401
         """Check what was given to one slot."""
         self._seen.add(".".join(keys))
-        hint = getattr(action, "_typehint", None)
+        hint = hint_of(action)
         if hint is None or value is None:
             return
         bases = bases_of(hint)

@@ -29,6 +29,7 @@ from transformers.masking_utils import sdpa_mask
 
 from trace_pl.errors import ConfigError
 from trace_pl.models.attention import attend
+from trace_pl.privates import attention_of
 
 PACKED = "trace_packed"
 """Value of ``attn_implementation``."""
@@ -129,7 +130,7 @@ def require_packed_attention(model: PreTrainedModel) -> None:
         ConfigError: if it was loaded with another attention, or has layers with another one.
     """
     # Another attention would silently ignore the rows, and every row would see those before it.
-    attention = model.config._attn_implementation
+    attention = attention_of(model.config)
     if attention != PACKED:
         raise ConfigError(
             f"Expected a model with attention '{PACKED}', got '{attention}'. Load it with "
