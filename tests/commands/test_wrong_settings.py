@@ -161,8 +161,8 @@ ARGUMENTS = [
     ("--model foo", f"Expected settings below `model` {THERE}, got 'foo'. It takes model_name,"),
     # too little, too much
     ("--data.task trace_pl.tasks.FileTask",
-     "Expected corpus, train, validation for trace_pl.tasks.FileTask, got none. Set "
-     "data.task.init_args.corpus, data.task.init_args.train, data.task.init_args.validation."),
+     "Expected train, validation for trace_pl.tasks.FileTask, got none. Set "
+     "data.task.init_args.train, data.task.init_args.validation."),
     ("--data.group_size", "Expected a value after --data.group_size, got none."),
     ("stray", f"Expected settings as `--key value`, got 'stray' {THERE}."),
     ("-x", f"Expected settings as `--key value`, got '-x' {THERE}."),
