@@ -39,7 +39,7 @@ NAMES = [
     ("vllm.model_executor.model_loader.reload", None,
      ["initialize_layerwise_reload", "finalize_layerwise_reload"]),
     ("vllm.distributed.parallel_state", None,
-     ["destroy_model_parallel", "destroy_distributed_environment"]),
+     ["destroy_model_parallel", "destroy_distributed_environment", "_WORLD", "_NODE_COUNT"]),
     ("vllm.distributed.weight_transfer.base", "WeightTransferEngine",
      ["init_transfer_engine", "start_weight_update", "receive_weights", "finish_weight_update"]),
     ("vllm.distributed.weight_transfer.factory", "WeightTransferEngineFactory",

@@ -206,9 +206,10 @@ class VLLMEngine(RolloutEngine):
         )
 
     def close(self) -> None:
-        """Stop vLLM, and take down the process group if vLLM made it."""
-        stop_engine(self._engine, self._owns_group)
-        del self._engine
+        """Stop vLLM, and take down the process group if vLLM made it; once is enough."""
+        if hasattr(self, "_engine"):
+            stop_engine(self._engine, self._owns_group)
+            del self._engine
 
     # --- details ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import json
 import multiprocessing
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,11 +72,21 @@ def stop_engine(engine: Any, owns_group: bool) -> None:  # noqa: ANN401
         engine: vLLM's ``LLMEngine``.
         owns_group: whether vLLM made the process group, which then goes as well.
     """
-    engine.engine_core.shutdown()
-    if owns_group:
-        state: Any = importlib.import_module("vllm.distributed.parallel_state")
-        state.destroy_model_parallel()
-        state.destroy_distributed_environment()
+    state: Any = importlib.import_module("vllm.distributed.parallel_state")
+    destroy = state.destroy_distributed_environment
+    if not owns_group:
+        # vLLM's own would take the default group down, whoever made it and still trains with it.
+        state.destroy_distributed_environment = partial(_destroy_own_groups, state)
+    try:
+        engine.engine_core.shutdown()
+    finally:
+        state.destroy_distributed_environment = destroy
+
+
+def _destroy_own_groups(state: Any) -> None:  # noqa: ANN401
+    if state._WORLD is not None:
+        state._WORLD.destroy()
+    state._WORLD = state._NODE_COUNT = None
 
 
 # --- weights on CPU, which vLLM packs for its kernels -------------------------------------------
