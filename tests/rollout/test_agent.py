@@ -205,3 +205,11 @@ def test_a_call_within_an_unclosed_thought_is_not_run():
         ["<think>" + search("a"), ANSWER], tools=lambda *_: pytest.fail("a thought was run")
     )
     assert rollout.turns[0].result.error == "parse"
+
+
+def test_all_requests_of_a_rollout_have_the_place_in_which_it_began():
+    engine, _ = run({"*": [search("Arden"), ANSWER]}, group_size=3)
+    places = {request.stream.split("/")[-2]: request.priority for request in engine.requests}
+    assert places == {"0": 1, "1": 2, "2": 3}
+    # The newest is answered first here, and asks again behind those that began before it.
+    assert [request.priority for request in engine.requests] == [1, 2, 3, 3, 2, 1]

@@ -53,6 +53,9 @@ class GenerationRequest:
     stream: str
     """Names the random numbers of this request: the same stream, weights and engine seed give the
     same tokens again, whatever else runs beside it (up to rounding)."""
+    priority: int = 0
+    """Where not all fit, lower numbers go first. One number for all requests of a rollout, and the
+    lowest for the oldest, lets those that began keep their prefixes in the cache until they end."""
 
 
 @dataclass(frozen=True, slots=True)

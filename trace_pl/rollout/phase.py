@@ -106,7 +106,9 @@ class RolloutPhase:
         session = self.toolbox.session(question)
         self._count(total=1)
         record, started = prompt_record(prompt), time.monotonic()
-        self._begin(Trajectory(position, question, index, stream, 0, session, record, started))
+        trajectory = Trajectory(position, question, index, stream, 0, session, record, started)
+        trajectory.number = self.counts.total
+        self._begin(trajectory)
 
     def advance(self) -> list[tuple[int, Rollout]]:
         """Make one step of the engine and take in the results and grades that are there.
@@ -194,6 +196,7 @@ class RolloutPhase:
                 max_tokens,
                 self.rules.template.stop_ids,
                 stream=f"{trajectory.stream}/{trajectory.num_requests}",
+                priority=trajectory.number,
             )
         )
 

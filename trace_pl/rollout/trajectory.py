@@ -81,6 +81,8 @@ class Trajectory:
     consecutive_errors: int = 0
     num_requests: int = 0
     """Responses asked for, those of a failed attempt included."""
+    number: int = 0
+    """Place among the rollouts of the phase, in the order in which they began."""
 
     @property
     def id(self) -> str:

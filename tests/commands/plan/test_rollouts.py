@@ -20,7 +20,7 @@ from trace_pl.commands.plan.inputs import (
 from trace_pl.commands.plan.memory import cached_sequences, kv_bytes_per_token
 from trace_pl.commands.plan.phases import phases_of
 from trace_pl.commands.plan.report import report
-from trace_pl.commands.plan.rollouts import num_evicted, turns_of
+from trace_pl.commands.plan.rollouts import Round, reads_twice, rounds_of
 from trace_pl.commands.plan.shapes import read_shape, shape_of
 from trace_pl.engines.protocol import GenerationRequest
 from trace_pl.engines.vllm.engine import VLLMEngine
@@ -43,19 +43,20 @@ def run_of(num_cached, **engine):
     return PlannedRun(shape, Sharding(), Training(), Engine(**{**settings, **engine}), work)
 
 
-def tokens_read_twice(engine):
-    """Let trajectories take turns, and return the tokens before each that the cache had lost."""
+def sample_in_turns(engine):
+    """Let trajectories take turns; return the tokens that the cache had lost, and the steps."""
     rng = random.Random(0)
     rows = [rng.choices(range(5, 300), k=OBSERVED) for _ in range(ALIVE)]
-    known, lost = [0] * ALIVE, 0
+    known, lost, steps = [0] * ALIVE, 0, 0
 
     def submit(number):
         stream = f"{number}/{len(rows[number])}"
-        engine.submit(GenerationRequest(str(number), rows[number], SAMPLED, (), stream))
+        engine.submit(GenerationRequest(str(number), rows[number], SAMPLED, (), stream, number))
 
     for number in range(ALIVE):
         submit(number)
     while engine.has_unfinished():
+        steps += 1
         for output in engine._step():
             number = int(output.request_id.split("-")[0])
             lost += max(0, known[number] - output.num_cached_tokens)
@@ -64,41 +65,46 @@ def tokens_read_twice(engine):
             if len(rows[number]) + OBSERVED + SAMPLED <= TOKENS:
                 rows[number] += rng.choices(range(5, 300), k=OBSERVED)
                 submit(number)
-    return lost
+    return lost, steps
 
 
-def test_a_plan_knows_which_prefixes_vllm_reads_again():
+def test_a_plan_knows_how_vllm_samples_more_than_its_cache_holds():
     run = run_of(3.5)
+    cache = run.engine.kv_cache_gib
     engine = VLLMEngine(
-        resolve_model(BUILT_IN_BASE),
-        TOKENS,
-        ALIVE,
-        kv_cache_gib=run.engine.kv_cache_gib,
-        num_threads=1,
+        resolve_model(BUILT_IN_BASE), TOKENS, ALIVE, kv_cache_gib=cache, num_threads=1
     )
     try:
-        found = tokens_read_twice(engine)
+        lost, steps = sample_in_turns(engine)
     finally:
         engine.close()
-    planned = ALIVE * sum(turn.prefix for turn in turns_of(run) if turn.is_evicted)
-    assert found == pytest.approx(planned, rel=0.1)
+    # First come, first served would read every prefix again: 3.5 times as many tokens as there are.
+    assert reads_twice(run)
+    assert lost == pytest.approx(ALIVE * TOKENS, rel=0.3)
+    assert steps == pytest.approx(len(rounds_of(run)) * SAMPLED, rel=0.15)
 
 
 def test_trajectories_that_fit_side_by_side_are_read_once():
-    assert num_evicted(run_of(8)) == 0
+    assert not reads_twice(run_of(8))
     assert "read again" not in report(run_of(8))
-    # 8 x 288 tokens, halfway through the fifth response, are more than 4 x 512.
-    assert [turn.is_evicted for turn in turns_of(run_of(4))] == [False] * 4 + [True] * 4
-    expected = "It gets 8 at a time, so prefixes leave the cache: those of 4 of 8 responses are"
-    assert expected in report(run_of(4))
+    assert rounds_of(run_of(8)) == [Round(8, 8 * (64 * turn + 32)) for turn in range(8)]
+    assert reads_twice(run_of(4))
+    assert "It has 8 to sample: the oldest keep their room, the others wait" in report(run_of(4))
 
 
-def test_reading_prefixes_again_and_running_fewer_at_once_takes_time():
+def test_the_oldest_are_sampled_first_and_those_without_room_wait():
+    # 8 trajectories of 512 tokens, room for 4 x 512: up to 256 tokens each all are sampled.
+    rounds = rounds_of(run_of(4))
+    assert [each.concurrent for each in rounds] == [8, 8, 8, 8, 6, 5, 4, 4, 4, 4, 3, 2]
+    assert sum(each.concurrent for each in rounds) == ALIVE * RESPONSES
+    few = rounds_of(run_of(8, max_num_seqs=2))
+    assert [each.concurrent for each in few] == [2] * 32
+
+
+def test_reading_twice_and_running_fewer_at_once_takes_time():
     enough, few = (phases_of(run_of(size))[1] for size in (8, 4))
-    assert few.compute_s > 2 * enough.compute_s
+    assert few.compute_s == pytest.approx(2 * enough.compute_s, rel=0.1)
     assert few.memory_s > enough.memory_s
-    # Halfway through the last response 4 x 512 tokens are room for 4.3 trajectories of 480.
-    assert turns_of(run_of(4))[-1].concurrent == pytest.approx(4.27, abs=0.01)
 
 
 def test_a_key_value_head_is_held_by_every_gpu_beyond_their_number():

@@ -8,7 +8,7 @@ from math import ceil
 from trace_pl.commands.plan.flops import forward_flops, weights_read
 from trace_pl.commands.plan.inputs import PlannedRun
 from trace_pl.commands.plan.memory import kv_bytes_per_token
-from trace_pl.commands.plan.rollouts import rollouts_of_one, turns_of
+from trace_pl.commands.plan.rollouts import reads_twice, rollouts_of_one, rounds_of
 from trace_pl.commands.plan.traffic import (
     GIGA,
     TERA,
@@ -74,28 +74,25 @@ def push_phase(run: PlannedRun) -> PhaseCost:
 
 
 def rollout_phase(run: PlannedRun) -> PhaseCost:
-    """Return the sampling of all rollouts: every token read once, the sampled ones one by one.
+    """Return the sampling of all rollouts: each token is read, the sampled ones one by one.
 
-    Prefixes that the cache had no room for are read again.
+    Trajectories that the cache has no room for are read twice.
     """
     work, engine, shape = run.work, run.engine, run.shape
-    turns = turns_of(run)
-    sampled = work.sampled_tokens / len(turns)  # of a turn
+    row = forward_flops(shape, work.tokens, work.sampled_tokens, work.tokens)
+    if reads_twice(run):
+        row += forward_flops(shape, work.tokens, 0, work.tokens)
     read = 0.0
-    flops = forward_flops(shape, work.tokens, work.sampled_tokens, work.tokens)
-    for turn in turns:
-        weights = weights_read(shape, turn.concurrent) * engine.param_bytes / engine.gpus_of_one
-        cache = turn.length * kv_bytes_per_token(shape, engine)
-        read += sampled * (weights / turn.concurrent + cache)
-        if turn.is_evicted:
-            flops += forward_flops(shape, turn.prefix, 0, turn.prefix)
-    rollouts = rollouts_of_one(run)
+    for each in rounds_of(run):
+        weights = weights_read(shape, each.concurrent) * engine.param_bytes / engine.gpus_of_one
+        read += weights + each.tokens * kv_bytes_per_token(shape, engine)
+    steps_of_a_round = work.sampled_tokens / (work.turns + 1)
     return _phase(
         run,
         "rollout",
-        flops=flops * rollouts / engine.gpus_of_one,
+        flops=row * rollouts_of_one(run) / engine.gpus_of_one,
         number_bytes=engine.param_bytes,
-        read=read * rollouts,
+        read=read * steps_of_a_round,
     )
 
 

@@ -8,7 +8,7 @@ from trace_pl.commands.plan.inputs import GIB, PlannedRun
 from trace_pl.commands.plan.memory import Memory, cached_sequences, kv_bytes_per_token, memory_of
 from trace_pl.commands.plan.phases import phases_of
 from trace_pl.commands.plan.remedies import combination, fits, has_room, remedies
-from trace_pl.commands.plan.rollouts import num_evicted, rollouts_of_one
+from trace_pl.commands.plan.rollouts import reads_twice, rollouts_of_one
 from trace_pl.commands.plan.traffic import GIGA, TERA
 
 
@@ -31,11 +31,10 @@ def memory_table(run: PlannedRun) -> str:
     verdict = f"fits, {free:.1f} free" if free >= 0 else f"DOES NOT FIT, {-free:.1f} too much"
     lines.append(f"{'total':<18}{memory.total / GIB:>8.2f}  of {capacity:g}: {verdict}")
     lines.append(_cache_line(run))
-    evicted = num_evicted(run)
-    if evicted:
+    if reads_twice(run):
         lines.append(
-            f"It gets {rollouts_of_one(run):g} at a time, so prefixes leave the cache: those of "
-            f"{evicted} of {run.work.turns + 1} responses are read again."
+            f"It has {rollouts_of_one(run):g} to sample: the oldest keep their room, the others "
+            "wait and are read again."
         )
     if run.sharding.reference_on_cpu and run.training.has_reference:
         held = run.shape.base * run.sharding.reference_bytes / run.sharding.shard / GIB

@@ -1,9 +1,8 @@
 """How many trajectories an engine samples at once, and what it reads twice.
 
-All trajectories of an epoch are begun together, grow alike and wait for tools in turn. Between two
-turns a trajectory's keys and values stay in the cache until another one needs the room. As long as
-all fit side by side each token is read once. Beyond that the one that waits longest loses its room
-first, and it is the next to come: every turn then reads its whole prefix again.
+All trajectories of an epoch are begun together and grow alike; tools are taken to need no time. The
+cache gives room to the oldest first. As long as all fit side by side each token is read once. Then
+the youngest wait, with what they have lost their keys and values to, until an older one has ended.
 """
 
 from __future__ import annotations
@@ -15,17 +14,13 @@ from trace_pl.commands.plan.memory import cached_tokens
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One response of every trajectory of an engine, with what the tool before it returned."""
+class Round:
+    """One response of each of the trajectories that fit, sampled at the same time."""
 
-    prefix: float
-    """Tokens before it."""
-    length: float
-    """Tokens of the trajectory halfway through it."""
-    concurrent: float
-    """Trajectories that are sampled at the same time."""
-    is_evicted: bool
-    """Whether the prefix has to be read again."""
+    concurrent: int
+    """Trajectories."""
+    tokens: float
+    """Their tokens together, halfway through."""
 
 
 def rollouts_of_one(run: PlannedRun) -> float:
@@ -34,20 +29,30 @@ def rollouts_of_one(run: PlannedRun) -> float:
     return run.work.trajectories * run.engine.gpus_of_one / gpus
 
 
-def turns_of(run: PlannedRun) -> list[Turn]:
-    """Return the responses of a trajectory, evenly long, in order."""
-    alive, cached = rollouts_of_one(run), cached_tokens(run)
-    most = min(alive, run.engine.max_num_seqs)
-    count = run.work.turns + 1
-    turns = []
-    for number in range(count):
-        prefix = run.work.tokens * number / count
-        length = prefix + run.work.tokens / count / 2
-        concurrent = max(1.0, min(most, cached / length))
-        turns.append(Turn(prefix, length, concurrent, is_evicted=alive * length > cached))
-    return turns
+def rounds_of(run: PlannedRun) -> list[Round]:
+    """Return how an engine samples its trajectories, whose responses are all equally long."""
+    num_turns = run.work.turns + 1
+    step, room = run.work.tokens / num_turns, cached_tokens(run)
+    taken = [0] * max(1, round(rollouts_of_one(run)))
+    """Responses of each unfinished trajectory so far, the oldest first."""
+    rounds = []
+    while taken:
+        concurrent, used = 0, 0.0
+        for turns in taken[: run.engine.max_num_seqs]:
+            used += step * (turns + 1)
+            if concurrent and used > room:
+                break
+            concurrent += 1
+        running = taken[:concurrent]
+        rounds.append(Round(concurrent, step * (sum(running) + concurrent / 2)))
+        done = [turns + 1 for turns in running]
+        taken = [turns for turns in done if turns < num_turns] + taken[concurrent:]
+    return rounds
 
 
-def num_evicted(run: PlannedRun) -> int:
-    """Return how often the prefix of a trajectory is read again."""
-    return sum(turn.is_evicted for turn in turns_of(run))
+def reads_twice(run: PlannedRun) -> bool:
+    """Return whether trajectories lose their room in the cache.
+
+    Over a phase vLLM then reads about as many tokens again as there are, whatever the sizes.
+    """
+    return rollouts_of_one(run) * run.work.tokens > cached_tokens(run)

@@ -157,7 +157,9 @@ class ServerEngine(RolloutEngine):
     def submit(self, request: GenerationRequest) -> None:
         """Send a request."""
         parameters = {**sampling_parameters(self.settings, request), "detokenize": False}
-        answer = self._servers.generate(request.stream, request.prompt_ids, parameters)
+        answer = self._servers.generate(
+            request.stream, request.prompt_ids, parameters, request.priority
+        )
         self._pending.add(request, answer)
 
     def step(self) -> list[Completion]:

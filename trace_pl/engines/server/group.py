@@ -71,17 +71,21 @@ class ServerGroup:
             return False
         return True
 
-    def generate(self, stream: str, token_ids: Sequence[int], parameters: Json) -> Future[Json]:
+    def generate(
+        self, stream: str, token_ids: Sequence[int], parameters: Json, priority: int
+    ) -> Future[Json]:
         """Send a prompt to the server that has seen the earlier turns of the same rollout.
 
         Args:
             stream: stream of the request; what precedes its last slash names the rollout.
             token_ids: the prompt.
             parameters: vLLM's sampling parameters.
+            priority: lower numbers go first.
         """
         rollout = stream.rpartition("/")[0] or stream
         client = self._clients[zlib.crc32(rollout.encode()) % len(self._clients)]
-        return client.post(_GENERATE, {"token_ids": list(token_ids), "sampling_params": parameters})
+        body = {"token_ids": list(token_ids), "sampling_params": parameters, "priority": priority}
+        return client.post(_GENERATE, body)
 
     def prompt_logprobs(self, token_ids: Sequence[int]) -> Tensor:
         """Return what each of S servers finds for a prompt of T tokens.

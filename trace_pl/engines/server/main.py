@@ -36,6 +36,7 @@ _SERVE = [
     "--generation-config=vllm",  # a model's folder has no say in how the policy samples
     "--logprobs-mode=processed_logprobs",
     "--enable-prefix-caching",
+    "--scheduling-policy=priority",
     f"--max-num-batched-tokens={PREFILL_TOKENS}",
     "--disable-log-stats",
     "--disable-uvicorn-access-log",

@@ -120,7 +120,7 @@ class VLLMEngine(RolloutEngine):
         parameters = self._vllm.SamplingParams(
             **sampling_parameters(self.settings, request), **self._light_output()
         )
-        self._add(request.request_id, request.prompt_ids, parameters)
+        self._add(request.request_id, request.prompt_ids, parameters, request.priority)
 
     def step(self) -> list[Completion]:
         """Advance every queued request by one token and return those that finished."""
@@ -213,8 +213,11 @@ class VLLMEngine(RolloutEngine):
 
     # --- details ----------------------------------------------------------------------------
 
-    def _add(self, request_id: str, prompt_ids: Sequence[int], parameters: object) -> None:
-        self._engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, parameters)
+    def _add(
+        self, request_id: str, prompt_ids: Sequence[int], parameters: object, priority: int = 0
+    ) -> None:
+        prompt = {"prompt_token_ids": list(prompt_ids)}
+        self._engine.add_request(request_id, prompt, parameters, priority=priority)
 
     def _step(self) -> list[Any]:
         with guest_compute(self._num_threads, self._is_cpu):

@@ -87,6 +87,7 @@ def start_vllm(
         distributed_executor_backend=_executor(),
         logprobs_mode="processed_logprobs",
         enable_prefix_caching=True,
+        scheduling_policy="priority",
         skip_tokenizer_init=True,
         disable_log_stats=True,
         **settings,
