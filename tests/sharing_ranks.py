@@ -23,13 +23,14 @@ from trace_pl.rollout.collector import Collector
 from trace_pl.rollout.trajectory import AgentLimits
 from trace_pl.tasks.closed_web.task import ClosedWebTask
 from trace_pl.tasks.rewards import ExactMatchReward
+from trace_pl.tools.protocol import Toolbox, ToolSession
 from trace_pl.training.row_plan import deal_groups
 
 GROUP_SIZE = 2
-QUESTIONS = ClosedWebTask((2,)).questions("train")[:6]
+QUESTIONS = ClosedWebTask((2,)).questions("train")[:8]
 
 
-class SlowToolbox:
+class SlowToolbox(Toolbox):
     """Tools that answer when ``wait`` returns."""
 
     def __init__(self, tools):
@@ -43,7 +44,7 @@ class SlowToolbox:
         return SlowSession(self.tools.session(question), self)
 
 
-class SlowSession:
+class SlowSession(ToolSession):
     """The calls of one rollout."""
 
     def __init__(self, session, toolbox):
@@ -56,12 +57,12 @@ class SlowSession:
 
 
 def make_collector():
-    """Return the built-in base on the closed web, two rollouts at a time."""
+    """Return the built-in base on the closed web, one rollout at a time."""
     tools = SlowToolbox(ClosedWebTask((2,)).toolbox())
     template = ChatTemplate(
         load_tokenizer(BUILT_IN_BASE), tools.schemas(), answer_format=AnswerTags(instruction="")
     )
-    engine = HFEngine(resolve_model(BUILT_IN_BASE), 1024, max_num_seqs=2, seed=0)
+    engine = HFEngine(resolve_model(BUILT_IN_BASE), 1024, max_num_seqs=1, seed=0)
     limits = AgentLimits(3, 24, 600)
     loop = AgentLoop(engine, template, tools, HermesFormat(), ExactMatchReward(), limits)
     return tools, Collector(loop, 1.0)

@@ -8,6 +8,8 @@ from jsonargparse import ArgumentParser
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
+from torch import distributed
+from torch.distributed import HashStore
 from transformers import Qwen3Config
 
 from trace_pl import privates
@@ -69,6 +71,15 @@ def test_a_csv_logger_writes_by_the_writer_that_it_is_given(tmp_path):
     writer.metrics_file_path = str(tmp_path / "table.csv")
     logger.save()
     assert (tmp_path / "table.csv").read_text().splitlines() == ["reward,step", "0.5,3"]
+
+
+def test_the_store_through_which_ranks_met_gives_clones():
+    distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    try:
+        store = privates.default_store()
+        assert (store.add("taken", 1), privates.default_store().add("taken", 1)) == (1, 2)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_a_size_is_read_as_save_pretrained_reads_it():

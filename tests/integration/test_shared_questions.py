@@ -35,7 +35,7 @@ def alone():
 def test_the_rollouts_of_two_ranks_are_those_of_one_and_of_a_static_deal(found, alone, phase):
     one, static = alone
     asked, dealt = zip(*(rank["phases"][phase] for rank in found["ranks"]), strict=True)
-    assert sorted([*asked[0], *asked[1]]) == list(range(6))
+    assert sorted([*asked[0], *asked[1]]) == list(range(8))
     assert dealt[0] | dealt[1] == one
     assert dict(sorted(static.items())) == one
 
@@ -43,7 +43,8 @@ def test_the_rollouts_of_two_ranks_are_those_of_one_and_of_a_static_deal(found, 
 def test_who_asks_depends_on_the_clock_and_who_has_a_group_afterwards_does_not(found):
     first, second = found["ranks"]
     counts = [[len(rank["phases"][n][0]) for rank in (first, second)] for n in range(2)]
-    assert counts == [[2, 4], [4, 2]]  # the slow one asked what its engine had places for
+    assert counts[0][0] < 4 < counts[0][1]  # the slow one asked what its engine had places for
+    assert counts[1][0] > 4 > counts[1][1]
     for rank in (first, second):
         assert rank["phases"][0][1] == rank["phases"][1][1] == rank["phases"][2][1]
 

@@ -29,7 +29,7 @@ _MAX_ATTEMPTS = 2  # of one rollout whose tools failed
 _NUMBERS = count()
 _NO_GRADE = Grade(0.0, is_correct=False)  # of what is left out
 _IDLE_WAIT_S = 0.05  # between looks at the clock while the engine has no work
-_SURPLUS = 2  # rollouts on their way, per place in the engine: as if tools took half of the time
+_SURPLUS = 4  # rollouts on their way per place in the engine: tools may take 3/4 of the time
 
 
 class RolloutPhase:
