@@ -1,5 +1,8 @@
 """What cannot be dealt is refused before anything is loaded."""
 
+from dataclasses import replace
+from datetime import timedelta
+
 import pytest
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 from random_models import make_qwen3, make_qwen3_moe
@@ -10,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from trace_pl.distributed.expert_parallel import deal_experts
 from trace_pl.distributed.strategy import ShardedStrategy
 from trace_pl.errors import ConfigError
+from trace_pl.rollout.trajectory import AgentLimits
 
 
 @pytest.fixture
@@ -50,3 +54,14 @@ def test_a_mesh_of_other_ranks_than_were_started_is_refused(monkeypatch):
     strategy.num_nodes = 1
     with pytest.raises(ConfigError, match=r"of the 4 ranks that were started, got 2 x 1\. Correct"):
         strategy.mesh_shape()
+
+
+def test_ranks_wait_for_the_slowest_rollout_that_counts():
+    limits = AgentLimits(max_turns=60, tool_timeout_s=20.0, tool_retries=1)
+    assert limits.slowest_s == 60 * 20 * 2 + 60 * 2
+    strategy = ShardedStrategy()
+    strategy.wait_for(limits.slowest_s)
+    assert strategy._timeout == timedelta(seconds=2520 + 1800)
+    assert replace(limits, max_seconds=100.0).slowest_s == 100.0
+    with pytest.raises(ConfigError, match=r"timeout_s of at least 2520, got 600: .*max_seconds"):
+        ShardedStrategy(timeout_s=600.0).wait_for(limits.slowest_s)

@@ -137,6 +137,7 @@ class TraceCLI(LightningCLI):
         """Check data, tools, model and engine, and only then take a run folder."""
         if isinstance(self.trainer.strategy, ShardedStrategy):
             self.trainer.strategy.mesh_shape()
+            self.trainer.strategy.wait_for(self.datamodule.agent.limits.slowest_s)
         if torch.cuda.is_available() and self.subcommand == "fit":
             from trace_pl.commands.plan.require import (
                 require_fit,  # the plan reads configs with this file

@@ -35,6 +35,8 @@ from trace_pl.models.checkpoint import (
 from trace_pl.models.loading import model_on_meta, renew_rotary
 from trace_pl.models.names import find_model
 
+_SPARE_S = 1800.0
+"""Seconds in which a rank samples, trains or saves while others wait, whatever its tools do."""
 _TRAINED = StateDictOptions(ignore_frozen_params=True, cpu_offload=True, strict=False)
 
 
@@ -56,7 +58,8 @@ class ShardedStrategy(ModelParallelStrategy):
             tokens travel instead of expert weights; a gathered layer is then smaller by as many
             experts. 1 gathers all experts on every rank.
         process_group_backend: None chooses nccl on GPU and gloo on CPU.
-        timeout_s: Seconds that a rank waits for the others before the run stops.
+        timeout_s: Seconds that a rank waits for the others before the run stops. None allows what
+            `data.limits` lets the tools and the reward of one rollout take, and half an hour.
     """
 
     def __init__(
@@ -66,11 +69,13 @@ class ShardedStrategy(ModelParallelStrategy):
         reference_on_cpu: bool = False,
         expert_parallel_size: int = 1,
         process_group_backend: str | None = None,
-        timeout_s: float = 1800.0,
+        timeout_s: float | None = None,
     ) -> None:
         super().__init__(
-            process_group_backend=process_group_backend, timeout=timedelta(seconds=timeout_s)
+            process_group_backend=process_group_backend,
+            timeout=timedelta(seconds=timeout_s or _SPARE_S),
         )
+        self.timeout_s = timeout_s
         self.shard_size = shard_size
         self.compute_dtype = getattr(torch, compute_dtype)
         self.reference_on_cpu = reference_on_cpu
@@ -107,6 +112,24 @@ class ShardedStrategy(ModelParallelStrategy):
                 f"copy of the model ({size}), got {experts}."
             )
         return world_size // size, size
+
+    def wait_for(self, slowest_s: float) -> None:
+        """Let ranks that are done wait for one that is still busy with a slow rollout.
+
+        Args:
+            slowest_s: seconds that tools and reward may take in a rollout that counts.
+
+        Raises:
+            ConfigError: if ``timeout_s`` was set to less, so that the ranks would give up.
+        """
+        if self.timeout_s is None:
+            self._timeout = timedelta(seconds=slowest_s + _SPARE_S)
+        elif self.timeout_s < slowest_s:
+            raise ConfigError(
+                f"Expected trainer.strategy.timeout_s of at least {slowest_s:g}, got "
+                f"{self.timeout_s:g}: as long may the tools and the reward of a rollout take while "
+                "other ranks wait. Raise it, leave it at null, or set data.limits.max_seconds."
+            )
 
     def _require_started(self, world_size: int) -> None:
         """Refuse other ranks than torchrun or Slurm started, which Lightning would not notice."""

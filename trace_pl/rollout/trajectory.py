@@ -40,6 +40,14 @@ class AgentLimits:
     None sets no bound. A rollout beyond it is left out like one whose tools failed, so this is for
     the rare straggler: which rollouts it meets depends on the clock and cannot be reproduced."""
 
+    @property
+    def slowest_s(self) -> float:
+        """Seconds that tools and reward may take in a rollout that counts; sampling is on top."""
+        if self.max_seconds is not None:
+            return self.max_seconds
+        calls = self.max_turns * self.tool_timeout_s * (1 + self.tool_retries)
+        return calls + self.reward_timeout_s * (1 + self.reward_retries)
+
     def __post_init__(self) -> None:
         least = {
             "max_turns": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from pathlib import Path
@@ -30,12 +31,15 @@ class ServerClient:
         url: address of the server, as a user would write it.
         socket: the server's Unix socket, if it listens on one.
         max_calls: calls on their way at the same time; more wait here.
-        timeout_s: longest time without an answer.
+        timeout_s: longest time in which the server answers nothing at all. One call may take
+            longer while others are answered: it waits for its turn.
     """
 
     def __init__(self, url: str, socket: Path | None, max_calls: int, timeout_s: float) -> None:
         self.url = url.rstrip("/")
         self._timeout_s = timeout_s
+        self._last_answer = 0.0
+        """``time.monotonic()`` of the newest answer to any call."""
         # A socket on this machine fails for good, a network may not.
         self._attempts = _ATTEMPTS if socket is None else 1
         self._loop = asyncio.new_event_loop()
@@ -63,8 +67,24 @@ class ServerClient:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _call(self, method: str, path: str, body: Json | None, timeout_s: float) -> Json:
+        """Call, and wait for the answer as long as the server answers anything."""
+        asking = asyncio.ensure_future(self._ask(method, path, body))
+        begun = time.monotonic()
+        try:
+            while (left := max(begun, self._last_answer) + timeout_s - time.monotonic()) > 0.0:
+                if (await asyncio.wait({asking}, timeout=left))[0]:
+                    self._last_answer = time.monotonic()
+                    return asking.result()
+        finally:
+            asking.cancel()
+        raise ServerError(
+            f"vLLM at {self.url} has answered nothing for {timeout_s:g} s, {path} among it. It "
+            "hangs or is overloaded: look at its log, or raise `data.engine.init_args.timeout_s`."
+        )
+
+    async def _ask(self, method: str, path: str, body: Json | None) -> Json:
         """Call, again if the connection breaks: every call may be made twice."""
-        timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S, sock_read=timeout_s)
+        timeout = aiohttp.ClientTimeout(sock_connect=_CONNECT_S)
         for attempt in range(1, self._attempts + 1):
             try:
                 async with self._session.request(
@@ -77,12 +97,6 @@ class ServerClient:
                         f"Expected vLLM at {self.url} to answer {path}, got status "
                         f"{response.status}: {text}"
                     )
-            except TimeoutError as error:
-                raise ServerError(
-                    f"Expected vLLM at {self.url} to answer {path} within {timeout_s:g} s, got "
-                    "nothing. It hangs or is overloaded: look at its log, or raise "
-                    "`data.engine.init_args.timeout_s`."
-                ) from error
             except aiohttp.ClientError as error:
                 if attempt == self._attempts:
                     raise ServerError(

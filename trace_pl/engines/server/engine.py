@@ -63,7 +63,8 @@ class ServerEngine(RolloutEngine):
         urls: addresses of running servers, which then have settings of their own for model, memory,
             threads, and were started with this ``dtype``.
         transfer: how weights get there; None means through this machine's memory.
-        timeout_s: longest time without an answer, for a response or a file of weights.
+        timeout_s: longest time in which a server answers nothing at all, neither a response nor a
+            file of weights; then it hangs.
         start_timeout_s: longest start of the child.
 
     Raises:
