@@ -121,3 +121,11 @@ def test_a_request_can_name_every_end_token_and_its_seed(vllm):
 @pytest.mark.skipif(util.find_spec("triton") is None, reason="this vLLM came without Triton")
 def test_triton_multiplies_float32_as_float32(vllm):
     assert import_module("triton.knobs").language.fp32_default == "ieee"
+
+
+def test_an_engine_in_the_trainers_process_counts_devices_by_local_rank(vllm):
+    executor = import_module("vllm.v1.executor.uniproc_executor")
+    alone = inspect.getsource(executor.UniProcExecutor._distributed_args)
+    assert "local_rank = int(device_info[1]) if len(device_info) > 1 else 0" in alone
+    beside = inspect.getsource(executor.ExecutorWithExternalLauncher._distributed_args)
+    assert 'local_rank = int(os.environ["LOCAL_RANK"])' in beside

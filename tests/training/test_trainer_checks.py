@@ -1,7 +1,8 @@
+import lightning
 import pytest
 
 from trace_pl.errors import ConfigError
-from trace_pl.training.trainer_checks import check_trainer
+from trace_pl.training.trainer_checks import check_trainer, require_first_devices
 
 REFUSED = [
     ("fit", "limit_train_batches", 0.5, "data.questions_per_epoch"),
@@ -54,3 +55,17 @@ def test_a_setting_that_breaks_the_flow_of_rollouts_names_another(command, name,
 @pytest.mark.parametrize(("command", "name", "value"), ALLOWED)
 def test_a_setting_that_changes_no_step_is_left_alone(command, name, value):
     check_trainer({name: value}, command)
+
+
+@pytest.mark.parametrize("ids", [[4, 5, 6, 7], [3], [1, 0]])
+def test_devices_that_the_engine_would_count_otherwise_are_refused(ids):
+    listed = ",".join(map(str, ids))
+    with pytest.raises(
+        ConfigError, match=rf"CUDA_VISIBLE_DEVICES={listed} .*devices to {len(ids)}\."
+    ):
+        require_first_devices(ids)
+
+
+def test_the_first_devices_and_those_of_a_cpu_run_are_taken():
+    require_first_devices([0, 1, 2])
+    require_first_devices(lightning.Trainer(accelerator="cpu", devices=2, logger=False).device_ids)

@@ -26,7 +26,7 @@ from trace_pl.training.datamodule import RolloutDataModule
 from trace_pl.training.module import TraceModule
 from trace_pl.training.resume import RunRecord, prepare
 from trace_pl.training.run_folder import claim_folders, folder_loggers
-from trace_pl.training.trainer_checks import check_trainer
+from trace_pl.training.trainer_checks import check_trainer, require_first_devices
 
 SLOTS: dict[str, tuple[type, str]] = {
     "credit.segmenter": (Segmenter, "callbacks.ToolCallSegmenter"),
@@ -135,6 +135,7 @@ class TraceCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Check data, tools, model and engine, and only then take a run folder."""
+        require_first_devices(self.trainer.device_ids)
         if isinstance(self.trainer.strategy, ShardedStrategy):
             self.trainer.strategy.mesh_shape()
             self.trainer.strategy.wait_for(self.datamodule.agent.limits.slowest_s)

@@ -28,7 +28,7 @@ from trace_pl.training.buffer import RolloutBuffer
 from trace_pl.training.epoch_plan import EpochPlan
 from trace_pl.training.minibatch import EvaluationBatch, OneBatch
 from trace_pl.training.row_plan import BatchPlan, deal_groups
-from trace_pl.training.trainer_checks import check_trainer
+from trace_pl.training.trainer_checks import check_trainer, require_first_devices
 from trace_pl.types import RolloutGroup
 
 
@@ -165,6 +165,7 @@ class RolloutDataModule(lightning.LightningDataModule):
         """Open the data and check it against the Trainer."""
         if self.trainer is not None:
             check_trainer(vars(self.trainer), stage)
+            require_first_devices(self.trainer.device_ids)
         self.open(stage, self.trainer.world_size if self.trainer else 1)
 
     @property

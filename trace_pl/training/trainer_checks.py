@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,3 +112,24 @@ def check_trainer(settings: Mapping[str, Any], command: str) -> None:
             raise ConfigError(
                 f"Expected trainer.{rule.name} of {rule.expected}, got {value!r}. {rule.instead}"
             )
+
+
+def require_first_devices(device_ids: Sequence[int]) -> None:
+    """Refuse devices that are not the first ones, which vLLM would take in their place.
+
+    In the trainer's process vLLM computes on the device whose number is the local rank; Lightning
+    takes the one that stands there in ``trainer.devices``.
+
+    Args:
+        device_ids: ``trainer.device_ids``, by local rank.
+
+    Raises:
+        ConfigError: with what to set instead.
+    """
+    if list(device_ids) != list(range(len(device_ids))):
+        listed = ",".join(map(str, device_ids))
+        raise ConfigError(
+            f"Expected trainer.devices to be the first {len(device_ids)}, got {list(device_ids)}: "
+            "the engine counts devices from 0 and would take others. Set CUDA_VISIBLE_DEVICES="
+            f"{listed} in the environment and trainer.devices to {len(device_ids)}."
+        )
