@@ -5,10 +5,13 @@ import re
 from dataclasses import fields
 from importlib import import_module, util
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from trace_pl.engines.vllm.setup import import_vllm
+from trace_pl.engines.server.main import _SERVE
+from trace_pl.engines.vllm.internals import parse_serve
+from trace_pl.engines.vllm.setup import import_vllm, start_vllm
 
 pytest.importorskip("vllm")
 
@@ -121,6 +124,21 @@ def test_a_request_can_name_every_end_token_and_its_seed(vllm):
 @pytest.mark.skipif(util.find_spec("triton") is None, reason="this vLLM came without Triton")
 def test_triton_multiplies_float32_as_float32(vllm):
     assert import_module("triton.knobs").language.fp32_default == "ieee"
+
+
+def test_a_gpu_runs_the_model_runner_and_the_scheduler_that_are_tested_here(vllm, monkeypatch):
+    assert vllm.envs.VLLM_USE_V2_MODEL_RUNNER is False
+    config = import_module("vllm.config.vllm").VllmConfig
+    assert "use_v2_model_runner = envs.VLLM_USE_V2_MODEL_RUNNER" in inspect.getsource(
+        config.use_v2_model_runner.fget
+    )
+    assert parse_serve([*_SERVE, "model"]).async_scheduling is False
+    found = start_vllm(
+        SimpleNamespace(EngineArgs=dict, LLMEngine=SimpleNamespace(from_engine_args=dict)),
+        "no-folder", 512, None, is_cpu=False,
+    )  # fmt: skip
+    assert found["async_scheduling"] is False
+    assert {field.name for field in fields(vllm.EngineArgs)} >= {"async_scheduling"}
 
 
 def test_an_engine_in_the_trainers_process_counts_devices_by_local_rank(vllm):

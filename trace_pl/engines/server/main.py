@@ -37,6 +37,7 @@ _SERVE = [
     "--logprobs-mode=processed_logprobs",
     "--enable-prefix-caching",
     "--scheduling-policy=priority",
+    "--no-async-scheduling",  # as on CPU, where all of this is tested
     f"--max-num-batched-tokens={PREFILL_TOKENS}",
     "--disable-log-stats",
     "--disable-uvicorn-access-log",
