@@ -72,9 +72,12 @@ class BarrierPhase(RolloutPhase):
                 self._on_completion(completion)
         outcomes = []
         while len(outcomes) < len(self._acting):
-            outcomes += self.runner.poll(0.05)
+            outcomes += self.tools.poll(0.05)
         for outcome in outcomes:
             self._on_tool(outcome)
+        while self._grading:
+            for graded in self.grader.poll(0.05):
+                self._on_grade(graded)
         ended, self._ended = self._ended, []
         return ended
 

@@ -169,6 +169,56 @@ trajectories per second as with a barrier after every turn (goal 1.5), and
 """
 
 
+def waiting_section(found: dict[str, Any]) -> str:
+    """Return the words and numbers of waiting.py."""
+    ways = ["static", "shared", "shared, 25 % extra", "longest first"]
+    shares = ("occupied", "waiting", "used")
+    rows = [
+        [
+            case["questions_per_rank"], f"{100 * case['slowest']:.0f} %",
+            *(" / ".join(str(case[way][share]) for share in shares) for way in ways),
+        ]
+        for case in found["simulated"]
+    ]  # fmt: skip
+    real = {
+        name: [f"{max(way['seconds'])} s, {100 * way['waiting']:.0f} %" for way in ways]
+        for name, each in found["real"].items()
+        for ways in [[each["static"], each["shared"]]]
+    }
+    same = all(each["same_rollouts"] for each in found["real"].values())
+    head = ["questions per rank", "speed of the slowest", *ways]
+    return f"""## Ranks that wait for each other
+
+    python benchmarks/waiting.py
+
+Ranks take the next question as they have room; static dealing gives each its questions beforehand.
+Simulated for {found["ranks"]} ranks with {found["places"]} places in each engine, groups of
+{found["group_size"]}, lengths log-normal (sigma 0.6, half of the variance between questions). Per
+cent of the places that are filled while a rank works / of the ranks' time spent waiting at the end
+/ of all places over the whole phase that make tokens which are trained on:
+
+{table(head, rows)}
+Sharing keeps a slow rank from holding up the others. Among like ranks it changes little, for what
+is left is the tail: trajectories that are long and began late. No order takes it away while lengths
+are not known ("longest first" knows them). More questions per epoch do, and so do
+`data.extra_questions`, at the price that its documentation names; `data.max_staleness` of 1 hides
+it behind the training.
+
+Two real ranks, {found["questions"]} questions of two rollouts with vLLM, four places each, tools
+that answer after {found["latency"]} s in the median (log-normal by question); seconds of the phase
+and share of the ranks' time spent waiting. Where one rank's tools are slow, a single trajectory of
+its takes most of the phase. The machine was not quiet: between runs the seconds of like ranks
+varied by a quarter, either way ahead. The rollouts of both ways are
+{"the same, token by token" if same else "not the same"}.
+
+{
+        table(
+            ["tools of the two ranks", "static", "shared"],
+            [["alike", *real["alike"]], ["of the first three times as slow", *real["unlike"]]],
+        )
+    }"""
+
+
 def push_section(found: dict[str, Any]) -> str:
     """Return the words and numbers of weight_push.py."""
     rows = [
@@ -255,6 +305,7 @@ def main() -> None:
         share_section(run("scoring_share.py"), run("scoring_share.py", "--hops", "4")),
     ]
     sections.append(loop_section(run("agent_loop.py")))
+    sections.append(waiting_section(run("waiting.py")))
     sections.append(push_section(run("weight_push.py")))
     sections.append(limits_section(run("parity_limits.py"), table))
     sections.append(stale_section(run("stale_weights.py"), table))
