@@ -41,7 +41,7 @@ class EpochPlan:
         if self.extra_questions and self.max_staleness:
             raise ConfigError(
                 "Expected data.extra_questions or data.max_staleness, got both. Leave one at 0: "
-                "ranks cannot agree on cancelled questions while they train."
+                "what is cancelled is asked first in the next epoch, which would have begun."
             )
 
     @property
