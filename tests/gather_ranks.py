@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from trace_pl.models.adapters import LoRA
+from trace_pl.models.adapters import LoRA, merged_tensors
 from trace_pl.models.weights import full_tensors, policy_tensors
 
 
@@ -37,8 +37,27 @@ def main() -> None:
         for (name, tensor), (_, whole) in zip(found, expected, strict=True):
             assert type(tensor) is torch.Tensor, name
             torch.testing.assert_close(tensor, whole, rtol=0, atol=1e-6, msg=name)
+        assert_cast_before_it_travels(model, found)
         assert_one_lives(model)
     leave()
+
+
+def assert_cast_before_it_travels(model: torch.nn.Module, whole: list) -> None:
+    """Two bytes a number are gathered for an engine of bfloat16, and they are its numbers."""
+    gather, num_bytes = DTensor.full_tensor, []
+
+    def counted(tensor: DTensor, **settings: object) -> torch.Tensor:
+        num_bytes.append(tensor.numel() * tensor.element_size())
+        return gather(tensor, **settings)
+
+    DTensor.full_tensor = counted
+    try:
+        found = list(policy_tensors(model, torch.bfloat16))
+    finally:
+        DTensor.full_tensor = gather
+    assert sum(num_bytes) == sum(2 * p.numel() for _, p in merged_tensors(model))
+    for (name, tensor), (_, exact) in zip(found, whole, strict=True):
+        torch.testing.assert_close(tensor, exact.bfloat16(), rtol=0, atol=0, msg=name)
 
 
 def assert_one_lives(model: torch.nn.Module) -> None:

@@ -125,6 +125,9 @@ class RolloutEngine(ABC):
     dtype: torch.dtype = torch.float32
     """Number format in which it computes, set by an engine that knows another: the check after a
     push allows for its rounding."""
+    weight_dtype: torch.dtype | None = None
+    """Number format to which it casts all weights that it is given, so that they may be gathered in
+    it; None where it may keep some as they are."""
 
     @classmethod
     def needs(cls, settings: Mapping[str, Any]) -> EngineNeeds:

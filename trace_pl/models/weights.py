@@ -26,17 +26,25 @@ from trace_pl.models.adapters import merged_tensors
 Named = Iterable[tuple[str, Tensor]]
 
 
-def policy_tensors(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def policy_tensors(
+    model: PreTrainedModel, dtype: torch.dtype | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the weights of a policy for a push.
 
     Adapters are merged, sharded parameters gathered and packed experts taken apart, one layer at a
     time, so no second copy of the model is made. All ranks of a sharded policy must read it to its
     end.
+
+    Args:
+        model: the policy.
+        dtype: number format in which sharded parameters are gathered; None keeps theirs.
     """
-    return checkpoint_tensors(model, full_tensors(merged_tensors(model)))
+    return checkpoint_tensors(model, full_tensors(merged_tensors(model), dtype))
 
 
-def pushable_tensors(model: PreTrainedModel, version: Callable[[], int]) -> Named:
+def pushable_tensors(
+    model: PreTrainedModel, version: Callable[[], int], dtype: torch.dtype | None = None
+) -> Named:
     """Return the weights of :func:`policy_tensors` for an engine that may want them again.
 
     They can be read again until the model's version is another; those of a sharded model only once,
@@ -45,9 +53,10 @@ def pushable_tensors(model: PreTrainedModel, version: Callable[[], int]) -> Name
     Args:
         model: the policy.
         version: returns its version.
+        dtype: number format in which sharded parameters are gathered; None keeps theirs.
     """
     if isinstance(model, FSDPModule):
-        return policy_tensors(model)
+        return policy_tensors(model, dtype)
     return _Pushable(model, version)
 
 
@@ -106,7 +115,7 @@ def model_tensors(model: PreTrainedModel, named: Named) -> Iterator[tuple[str, T
             yield from converter.convert(target, model=model, config=model.config).items()
 
 
-def full_tensors(named: Named) -> Iterator[tuple[str, Tensor]]:
+def full_tensors(named: Named, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
     """Yield every tensor whole, gathering sharded ones as they are asked for.
 
     A gathered tensor lives only as long as the caller keeps it. Gathering is collective: every rank
@@ -114,9 +123,14 @@ def full_tensors(named: Named) -> Iterator[tuple[str, Tensor]]:
 
     Args:
         named: names and tensors; sharded ones are DTensors, others pass through as they are.
+        dtype: number format of what is gathered, cast before it travels; None keeps its own.
     """
     for name, tensor in named:
-        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if isinstance(tensor, DTensor):
+            sent: DTensor = tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor  # type: ignore[assignment]
+            yield name, sent.full_tensor()
+        else:
+            yield name, tensor
 
 
 def cast(named: Named, dtype: torch.dtype | None) -> Iterator[tuple[str, Tensor]]:

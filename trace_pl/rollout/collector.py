@@ -46,7 +46,8 @@ class Collector:
         engine = self.loop.engine
         if engine.version == module.policy_version:
             return
-        engine.push_weights(module.policy_tensors(), version=module.policy_version)
+        weights = module.policy_tensors(engine.weight_dtype)
+        engine.push_weights(weights, version=module.policy_version)
         prompt = self.loop.template.prompt_ids(self.loop.system_prompt, PROMPT)
         prompt = prompt[: engine.max_model_len - 1]  # the engine adds a token to what it reads
         self.parity = check_parity(engine, module.policy, prompt, self.parity_tolerance)

@@ -159,9 +159,13 @@ class PolicyModule(lightning.LightningModule):
         """Optimizer steps the policy has taken; stamped on every rollout."""
         return int(self.global_step) if self._loaded_step is None else self._loaded_step
 
-    def policy_tensors(self) -> Iterable[tuple[str, Tensor]]:
-        """Return the policy's weights under their checkpoint names, for a weight push."""
-        return pushable_tensors(self.policy, lambda: self.policy_version)
+    def policy_tensors(self, dtype: torch.dtype | None = None) -> Iterable[tuple[str, Tensor]]:
+        """Return the policy's weights under their checkpoint names, for a weight push.
+
+        Args:
+            dtype: number format in which sharded ones are gathered; None keeps theirs.
+        """
+        return pushable_tensors(self.policy, lambda: self.policy_version, dtype)
 
     # --- checkpoints ------------------------------------------------------------------------
 

@@ -98,7 +98,7 @@ class ServerEngine(RolloutEngine):
         self.version = -1
         # vLLM's "auto" is bfloat16 or float16, whatever the model's files hold.
         self.dtype = torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
-        self._dtype = None if dtype == "auto" else getattr(torch, dtype)
+        self.weight_dtype = None if dtype == "auto" else getattr(torch, dtype)
         arguments = [
             resolve_model(model),
             f"--max-model-len={max_model_len}",
@@ -304,7 +304,7 @@ class ServerEngine(RolloutEngine):
         return ServerClient(url, socket, self._max_calls, self._timeout_s)
 
     def _group(self, clients: list[ServerClient]) -> ServerGroup:
-        return ServerGroup(clients, self._transfer, self._folder, self._dtype)
+        return ServerGroup(clients, self._transfer, self._folder, self.weight_dtype)
 
     def _connected(self, clients: list[ServerClient]) -> ServerGroup:
         group = self._group(clients)
