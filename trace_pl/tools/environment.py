@@ -43,26 +43,17 @@ class EnvironmentTools(Toolbox):
         self, environment: type | Callable[..., Any], max_characters: int = 20_000
     ) -> None:
         self._make: Callable[[], Any] = environment
-        self._max_characters = max_characters
         sample = environment()
-        self._schemas = self._describe(sample).schemas
+        self._tools = DescribedTools.of(_methods(sample), max_characters)
         _close(sample)
 
     def schemas(self) -> list[dict[str, Any]]:
         """Return the schemas of the public methods."""
-        return self._schemas
+        return self._tools.schemas
 
     def session(self, question: Question) -> EnvironmentSession:
         """Return an environment that is made when the session is opened."""
-        return EnvironmentSession(self._make, self._describe, question)
-
-    def _describe(self, environment: object) -> DescribedTools:
-        methods = {
-            name: method
-            for name, method in inspect.getmembers(environment, inspect.ismethod)
-            if not name.startswith("_") and name not in _NO_TOOLS
-        }
-        return DescribedTools.of(methods, self._max_characters)
+        return EnvironmentSession(self._make, self._tools, question)
 
 
 class EnvironmentSession(ToolSession):
@@ -70,7 +61,7 @@ class EnvironmentSession(ToolSession):
 
     Args:
         make: makes the instance.
-        describe: makes tools of its methods.
+        described: the tools of another instance; the descriptions are those of any.
         question: what the rollout is about.
     """
 
@@ -79,11 +70,11 @@ class EnvironmentSession(ToolSession):
     def __init__(
         self,
         make: Callable[[], Any],
-        describe: Callable[[object], DescribedTools],
+        described: DescribedTools,
         question: Question,
     ) -> None:
         self._make = make
-        self._describe = describe
+        self._described = described
         self._question = question
         self._environment: Any = None
         self._tools: DescribedTools | None = None
@@ -100,7 +91,7 @@ class EnvironmentSession(ToolSession):
         question = self._question
         row = {**question.meta, "id": question.id, "question": question.text}
         self._environment = self._make()
-        self._tools = self._describe(self._environment)
+        self._tools = replace(self._described, functions=_methods(self._environment))
         reset = self._environment.reset
         parameters = inspect.signature(reset).parameters.values()
         takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
@@ -152,6 +143,14 @@ class EnvironmentSession(ToolSession):
             if callable(method):
                 return float(method())
         return None
+
+
+def _methods(environment: object) -> dict[str, Callable[..., Any]]:
+    return {
+        name: method
+        for name, method in inspect.getmembers(environment, inspect.ismethod)
+        if not name.startswith("_") and name not in _NO_TOOLS
+    }
 
 
 def _close(environment: Any) -> None:  # noqa: ANN401  (a class of the user's own)
