@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from callbacks.anchors import require_weight, spread
+from callbacks.anchors import OutcomeOnly, require_weight, spread
 from trace_pl.credit.groups import (
     discounted_sums,
     pooled_advantages,
@@ -199,7 +200,7 @@ class A2TGPOAnchor(TurnwiseAnchor):
         return discounted_sums(advantages, self.discount) / num_terms.sqrt()
 
 
-class AnswerLikelihood(Anchor):
+class AnswerLikelihood(OutcomeOnly):
     """Takes the last value of a rollout for its outcome: how likely the gold answer has become.
 
     The reward of RLPR (arXiv 2506.18254) with :class:`trace_pl.credit.ProbabilityValue`, which is
@@ -217,10 +218,7 @@ class AnswerLikelihood(Anchor):
         ConfigError: if the weight is negative or not finite.
     """
 
-    def __init__(self, outcome_weight: float = 1.0, outcome: OutcomeBaseline | None = None) -> None:
-        require_weight("outcome_weight", outcome_weight)
-        self.outcome_weight = outcome_weight
-        self.outcome: OutcomeBaseline = outcome or StandardisedOutcome()
+    needs_turn_credit: ClassVar[bool] = True  # its values, that is
 
     def anchor(
         self,
